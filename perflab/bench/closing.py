@@ -1,0 +1,123 @@
+"""How a measurement ends, whichever way it ends: no process, no worker, no memory left behind.
+
+A Ctrl-C in a terminal or in Jupyter signals the whole process group, and Python raises it anywhere:
+inside a destructor, where it is swallowed, or inside torch's shutdown of workers, which then leaks them.
+So SIGINT raises only while the learner's own code runs. Elsewhere it is remembered, and raised after.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+
+import psutil
+
+_open_doors: list["Door"] = []
+
+
+def _ignore_sigint_in_child():
+    if _open_doors:  # a worker that dies of the group's signal takes torch's shutdown down with it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ignore_sigint_in_child)
+
+
+class Door:
+    """The one way from the schedule to the learner's code: `door.call(f, ...)`. Main thread only."""
+
+    def __init__(self):
+        self.active = threading.current_thread() is threading.main_thread()
+        self.hit = False
+        self._inside = False
+
+    def __enter__(self):
+        if self.active:
+            self._previous = signal.signal(signal.SIGINT, self._received)
+            _open_doors.append(self)
+        return self
+
+    def __exit__(self, *_):
+        if self.active:
+            signal.signal(signal.SIGINT, self._previous)
+            _open_doors.remove(self)
+
+    def _received(self, *_):
+        self.hit = True
+        if self._inside:
+            self._inside = False
+            raise KeyboardInterrupt
+
+    def check(self):
+        """Raise the interrupt that was remembered, if there was one."""
+        if self.hit:
+            raise KeyboardInterrupt
+
+    def call(self, f, *args):
+        self.check()
+        self._inside = True
+        try:
+            return f(*args)
+        finally:
+            self._inside = False
+            if self.hit and sys.exc_info()[0] is None:  # swallowed by a destructor or an except
+                raise KeyboardInterrupt
+
+
+def close(x) -> None:
+    """End what a prepared value holds: DataLoader workers, anything with close(), members of containers."""
+    iterator = getattr(x, "_iterator", None)
+    if hasattr(iterator, "_shutdown_workers"):  # a DataLoader with persistent workers
+        iterator._shutdown_workers()
+        x._iterator = None
+    elif hasattr(x, "_shutdown_workers"):
+        x._shutdown_workers()
+    elif isinstance(x, Mapping):
+        for member in x.values():
+            close(member)
+    elif isinstance(x, list | tuple):
+        for member in x:
+            close(member)
+    elif callable(getattr(x, "close", None)):
+        x.close()
+
+
+def forget():
+    """Let go of what an error or an interrupt still refers to: frames hold iterators and tensors."""
+    sys.last_value = sys.last_traceback = sys.last_exc = None
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def kin() -> dict[tuple[int, float], psutil.Process]:
+    """The living descendants of this process, by pid and start time."""
+    return {(p.pid, p.create_time()): p for p in psutil.Process().children(recursive=True)}
+
+
+def reap(before, grace_s: float = 0.5) -> None:
+    """After an interrupt: end the workers that appeared since `before` and did not go by themselves.
+
+    Only forked copies of this process and children of multiprocessing; its resource tracker, its fork
+    server and compile pools are spared.
+    """
+    mine = psutil.Process().cmdline()
+    left = []
+    for key, p in kin().items():
+        with contextlib.suppress(psutil.Error):
+            command = p.cmdline()
+            worker = command == mine or any("multiprocessing-fork" in word for word in command)
+            forkserver_child = any("forkserver" in word for word in p.parent().cmdline())
+            if key not in before and (worker or forkserver_child or not command):
+                left.append(p)
+    for end in ("terminate", "kill"):
+        _, left = psutil.wait_procs(left, timeout=0 if end == "terminate" else grace_s)
+        for p in left:
+            with contextlib.suppress(psutil.Error):
+                getattr(p, end)()
+    psutil.wait_procs(left, timeout=grace_s)

@@ -1,0 +1,166 @@
+"""What samples say of a quantity, and what that says of a threshold. Pure arithmetic: no clock, no file."""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .units import digits, quantity
+
+HOLDS, NOT, CANNOT = "HOLDS HERE", "DOES NOT HOLD HERE", "CANNOT TELL"
+LEVEL = 0.95
+FLOOR = 0.02  # a smaller relative effect is not called a difference
+
+
+@functools.cache
+def _dropped(n: int, level: float) -> int:
+    """How many ordered Walsh averages an interval leaves out at each end: the exact signed-rank law."""
+    ways = np.zeros(n * (n + 1) // 2 + 1)
+    ways[0] = 1
+    for rank in range(1, n + 1):
+        ways[rank:] = ways[rank:] + ways[:-rank].copy()
+    return int(np.searchsorted(np.cumsum(ways) / 2.0**n, (1 - level) / 2, side="right"))
+
+
+def interval(samples: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
+    """Centre and confidence limits of `samples`: the Hodges-Lehmann estimate with its exact interval.
+
+    Source: Hodges and Lehmann 1963, DOI 10.1214/aoms/1177704172; Hollander, Wolfe and Chicken,
+    Nonparametric Statistical Methods, section 3.3. Below six samples no 95 % interval exists: it is
+    infinite. Without samples the centre is nan.
+    """
+    d = np.asarray(samples, float)
+    if not len(d):
+        return math.nan, -math.inf, math.inf
+    i, j = np.triu_indices(len(d))
+    walsh = np.sort((d[i] + d[j]) / 2)
+    k = _dropped(len(d), level)
+    return float(np.median(walsh)), float(walsh[k - 1] if k else -np.inf), float(walsh[-k] if k else np.inf)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A three-valued answer to one threshold: HOLDS HERE, DOES NOT HOLD HERE or CANNOT TELL.
+
+    `rule` is stable text (no measured figure), `seen` holds the figures, `exact` says that nothing
+    was timed. Findings combine with `&`, `|` and `~` by Kleene's three-valued logic.
+    """
+
+    state: str
+    rule: str
+    seen: str = ""
+    exact: bool = False
+
+    def __bool__(self):
+        raise TypeError("a finding has three values: compare .state, or combine findings with &, | and ~")
+
+    def __and__(self, other: "Finding") -> "Finding":
+        state = NOT if NOT in (self.state, other.state) else CANNOT
+        return self._with(other, "and", HOLDS if self.state == other.state == HOLDS else state)
+
+    def __or__(self, other: "Finding") -> "Finding":
+        state = HOLDS if HOLDS in (self.state, other.state) else CANNOT
+        return self._with(other, "or", NOT if self.state == other.state == NOT else state)
+
+    def __invert__(self) -> "Finding":
+        state = {HOLDS: NOT, NOT: HOLDS, CANNOT: CANNOT}[self.state]
+        return replace(self, state=state, rule=f"not ({self.rule})")
+
+    def _with(self, other: "Finding", word: str, state: str) -> "Finding":
+        seen = "; ".join(s for s in (self.seen, other.seen) if s)
+        return Finding(state, f"{self.rule} {word} {other.rule}", seen, self.exact and other.exact)
+
+    def __repr__(self):
+        return f"{self.rule}: {self.state}" if self.exact else f"{self.rule} (timed)"
+
+    def __str__(self):
+        return f"{self.rule}: {self.state} ({self.seen})"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A quantity with its 95 % interval: `mid`, `lo`, `hi`, from `n` rounds.
+
+    `exact` marks a count: no interval, `lo == mid == hi`. `why` says why there is nothing (a value that
+    failed or was never measured); every finding is then CANNOT TELL with that reason.
+    """
+
+    mid: float
+    lo: float
+    hi: float
+    n: int
+    what: str = "value"
+    unit: str = ""
+    exact: bool = False
+    why: str = ""
+
+    @classmethod
+    def of(cls, samples: Sequence[float], what: str, unit: str = "") -> "Estimate":
+        return cls(*interval(samples), len(samples), what, unit)
+
+    @classmethod
+    def of_ratio(cls, log_ratios: Sequence[float], what: str) -> "Estimate":
+        mid, lo, hi = (math.exp(x) if x < 700 else math.inf for x in interval(log_ratios))
+        return cls(mid, lo, hi, len(log_ratios), what)
+
+    @classmethod
+    def count(cls, x: float, what: str, unit: str = "") -> "Estimate":
+        return cls(x, x, x, 1, what, unit, exact=True)
+
+    @classmethod
+    def missing(cls, what: str, why: str) -> "Estimate":
+        return cls(math.nan, -math.inf, math.inf, 0, what, why=why)
+
+    def at_least(self, x: float) -> Finding:
+        state = HOLDS if self.lo >= x else NOT if self.hi < x else CANNOT
+        return self._finding(state, f"at least {self._plain(x)}")
+
+    def at_most(self, x: float) -> Finding:
+        state = HOLDS if self.hi <= x else NOT if self.lo > x else CANNOT
+        return self._finding(state, f"at most {self._plain(x)}")
+
+    def within(self, low: float, high: float) -> Finding:
+        if low > high:
+            raise ValueError(f"within({low}, {high}): the first limit is the lower one")
+        inside = self.lo >= low and self.hi <= high
+        outside = self.hi < low or self.lo > high
+        state = HOLDS if inside else NOT if outside else CANNOT
+        return self._finding(state, f"within {self._plain(low)} and {self._plain(high)}")
+
+    def equals(self, x: float) -> Finding:
+        """For counts. A timed quantity equals nothing exactly: ask `within`."""
+        if not (self.exact or self.why):
+            raise ValueError(f"{self.what} was timed, and a timed figure equals nothing exactly: use within(...)")
+        state = CANNOT if self.why else HOLDS if self.mid == x else NOT
+        return self._finding(state, f"equal to {self._plain(x)}")
+
+    def differs(self, floor: float = FLOOR) -> Finding:
+        """Of a ratio: does it lie beyond `floor` (relative) on either side of 1?"""
+        beyond = self.lo > 1 + floor or self.hi < 1 / (1 + floor)
+        alike = self.lo >= 1 / (1 + floor) and self.hi <= 1 + floor
+        state = HOLDS if beyond else NOT if alike else CANNOT
+        return self._finding(state, f"different from 1 by more than {floor:.0%}")
+
+    def _plain(self, x: float) -> str:
+        return quantity(x, self.unit) if self.unit else f"{x:g}"
+
+    def _finding(self, state: str, threshold: str) -> Finding:
+        return Finding(state, f"{self.what} {threshold}", str(self), self.exact)
+
+    def __str__(self):
+        if self.why:
+            return self.why
+        if self.exact:
+            return self._plain(self.mid)
+        limits = f"{digits(self.lo)} to {digits(self.hi)}"
+        if self.unit:
+            limits = f"{quantity(self.lo, self.unit)} to {quantity(self.hi, self.unit)}"
+        if self.n < 6:
+            limits = "too few for an interval"
+        rounds = f"{self.n} round{'s' * (self.n != 1)}"
+        return f"{quantity(self.mid, self.unit)} ({limits}, {rounds})"
+
+    def __repr__(self):
+        return str(self) if self.exact else f"{self.what} (timed)"

@@ -1,0 +1,317 @@
+"""What was measured: raw samples with their provenance. Every derived figure is computed, never stored."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from . import machine
+from .conditions import CROWDED
+from .estimate import CANNOT, HOLDS, NOT, Estimate, Finding
+from .units import quantity, unit_of
+
+SCHEMA = 1
+TWIN = "(again)"
+
+
+def label(value) -> str:
+    """The name of a value in tables, figures and files: `None` is a value like another."""
+    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One measured quantity of a Result, by value and round; `result["wait_s"]` gives it."""
+
+    name: str
+    unit: str
+    rounds: Mapping[str, Mapping[int, float]]  # label -> round -> the round's figure
+    reasons: Mapping[str, str]
+
+    def of(self, value) -> Estimate:
+        """The quantity at `value`, with its interval over the rounds."""
+        seen = self.rounds.get(label(value), {})
+        what = f"{self.name} of {label(value)}"
+        if not seen:
+            return Estimate.missing(what, self._why(value))
+        return Estimate.of(list(seen.values()), what, self.unit)
+
+    def ratio(self, a, b) -> Estimate:
+        """`a` over `b`, always that way, from the rounds in which both were measured."""
+        what = f"{self.name} of {label(a)} / {label(b)}"
+        return self._paired(what, a, self.rounds.get(label(b), {}), b)
+
+    def over(self, other: "Metric", value) -> Estimate:
+        """This quantity over another of the same value, paired by round: a share, a rate, a part."""
+        what = f"{self.name} / {other.name} of {label(value)}"
+        return self._paired(what, value, other.rounds.get(label(value), {}), value)
+
+    def _paired(self, what: str, a, theirs: Mapping[int, float], b) -> Estimate:
+        ours = self.rounds.get(label(a), {})
+        both = [r for r in ours if r in theirs]
+        if not both:
+            return Estimate.missing(what, self._why(b if ours else a))
+        if all(ours[r] > 0 and theirs[r] > 0 for r in both):
+            return Estimate.of_ratio([math.log(ours[r] / theirs[r]) for r in both], what)
+        if any(theirs[r] == 0 for r in both):
+            return Estimate.missing(what, f"{what}: the second is zero")
+        return Estimate.of([ours[r] / theirs[r] for r in both], what)
+
+    def slope(self) -> Estimate:
+        """How the quantity grows with the value, both on a log scale: 1 is proportional, 0 is flat.
+
+        A straight line is fitted per round over the values whose labels are numbers.
+        """
+        xs = {name: math.log(float(name)) for name in self.rounds if _is_number(name) and float(name) > 0}
+        shared = set.intersection(*(set(self.rounds[name]) for name in xs)) if len(xs) > 1 else set()
+        if not shared:
+            return Estimate.missing(f"slope of {self.name}", "fewer than two values with numbers for labels")
+        x = np.array(list(xs.values()))
+        slopes = [np.polyfit(x, np.log([self.rounds[name][r] for name in xs]), 1)[0] for r in sorted(shared)]
+        return Estimate.of(slopes, f"slope of {self.name}")
+
+    def _why(self, value) -> str:
+        name = label(value)
+        return f"{name} was not measured: {self.reasons.get(name) or 'it is not among the values'}"
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Knee:
+    """The smallest values that may suffice. One value: found. Several: the rounds do not tell them apart."""
+
+    values: tuple[str, ...]
+    why: str = ""
+
+    def within(self, low: float, high: float) -> Finding:
+        """Does the knee lie between `low` and `high`? Only when every candidate says the same."""
+        inside = {low <= float(v) <= high for v in self.values}
+        state = CANNOT if len(inside) != 1 else HOLDS if inside.pop() else NOT
+        return Finding(state, f"knee within {low:g} and {high:g}", str(self))
+
+    def __repr__(self):
+        return "knee (timed)"
+
+    def __str__(self):
+        return f"knee at {' or '.join(self.values) or 'unknown'}{f' ({self.why})' if self.why else ''}"
+
+
+@dataclass
+class Result:
+    """Rows (value, round, metric, unit, sample, status, source) and where they come from.
+
+    `samples[metric][label]` is a list of (round, figures of that round); `counts[label]` holds exact
+    figures; `reasons[label]` says why a value has no rows. `source` is "here" or a recorded machine.
+    """
+
+    study: str
+    version: int
+    variable: str
+    values: list[str]
+    samples: dict[str, dict[str, list[tuple[int, list[float]]]]] = field(default_factory=dict)
+    counts: dict[str, dict] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    fixed: dict = field(default_factory=dict)
+    per: str | None = None
+    work: dict[str, float] = field(default_factory=dict)
+    machine: dict = field(default_factory=dict)
+    conditions: dict = field(default_factory=dict)
+    settings: dict = field(default_factory=dict)
+    digest: str = ""
+    taken: str = ""
+    stopped: str = ""
+    seconds: float = 0.0
+    source: str = "here"
+    asked: list[str] = field(default_factory=list)  # what a stand-in could not measure here, and why
+
+    # -- figures
+
+    def __getitem__(self, metric: str) -> Metric:
+        if metric == self.rate_name:
+            times = self["time_s"].rounds
+            rounds = {v: {r: self.work[v] / t for r, t in seen.items()} for v, seen in times.items()}
+            return Metric(metric, unit_of(metric), rounds, self.reasons)
+        if metric in self.samples:
+            rounds = {
+                v: {r: float(np.median(figures)) for r, figures in rows if figures}
+                for v, rows in self.samples[metric].items()
+            }
+            return Metric(metric, unit_of(metric), rounds, self.reasons)
+        if any(metric in counted for counted in self.counts.values()):
+            raise KeyError(f"{metric} is a count, without rounds: result.count({metric!r}, value)")
+        raise KeyError(f"{self.study} has no metric {metric!r}; it has {', '.join(self.metrics)}")
+
+    @property
+    def rate_name(self) -> str | None:
+        return f"{self.per}s_per_s" if self.per else None
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The timed metrics, the derived rate last."""
+        return [*self.samples, *([self.rate_name] if self.per and "time_s" in self.samples else [])]
+
+    @property
+    def main(self) -> str:
+        """The metric that a figure shows: the rate where work is known, else the time."""
+        return self.metrics[-1] if self.per else next(iter(self.samples), "")
+
+    def ratio(self, a, b) -> Estimate:
+        """Time of `a` over time of `b` for the same work: 2 says that `b` is twice as fast."""
+        if self.per:
+            rate = self[self.rate_name].ratio(b, a)
+            return Estimate(rate.mid, rate.lo, rate.hi, rate.n, f"time of {label(a)} / {label(b)}", why=rate.why)
+        return self["time_s"].ratio(a, b)
+
+    def count(self, name: str, value) -> Estimate:
+        """An exact figure of one value."""
+        counted = self.counts.get(label(value), {})
+        what = f"{name} of {label(value)}"
+        if name not in counted:
+            return Estimate.missing(what, f"{name} was not counted for {label(value)}")
+        return Estimate.count(counted[name], what, unit_of(name))
+
+    @property
+    def noise(self) -> Estimate:
+        """The cheapest value against itself (A/A): how far from 1 chance alone takes a ratio here."""
+        twin = next((v for v in self.samples.get("time_s", {}) if v.endswith(TWIN)), None)
+        if twin is None:
+            return Estimate.missing("noise", "no value was measured twice")
+        return self["time_s"].ratio(twin, twin.removesuffix(TWIN).strip())
+
+    @property
+    def crowded(self) -> str:
+        """Why absolute figures are doubtful (others took the cores), or "" when they are not."""
+        taken = self.conditions.get("foreign_cores", 0.0)
+        usable = self.machine.get("cores", 1)
+        return f"other processes took {taken:.1f} of {usable} cores" if taken > CROWDED * usable else ""
+
+    def knee(self, share: float = 0.9) -> Knee:
+        """The smallest value that reaches `share` of the best rate, as the set of those it may be.
+
+        When the work fills the cores and others take them too, the knee moves with the load, so that
+        none is named.
+        """
+        rate = self[self.rate_name or "time_s"]
+        typical = {v: float(np.median(list(rate.rounds[v].values()))) for v in self.measured}
+        if not typical:
+            return Knee((), "nothing was measured")
+        if self.crowded and self.conditions.get("own_cores", 0) > 0.5:
+            return Knee((), self.crowded)
+        best = max(typical, key=typical.get) if self.per else min(typical, key=typical.get)
+        candidates: list[str] = []
+        for v in self.measured:
+            state = HOLDS if v == best else self.ratio(best, v).at_least(share).state
+            candidates += [v] * (state != NOT)
+            if state == HOLDS:
+                break
+        return Knee(tuple(candidates))
+
+    @property
+    def measured(self) -> list[str]:
+        """The values that have samples and did not fail."""
+        first = self.samples.get("time_s") or next(iter(self.samples.values()), {})
+        return [v for v in self.values if first.get(v) and v not in self.reasons]
+
+    # -- rows
+
+    def table(self):
+        """All rows as a pandas DataFrame: value, round, metric, unit, sample, status, source."""
+        import pandas as pd
+
+        rows = [
+            (v, r, metric, unit_of(metric), x, self.reasons.get(v, "ok"), self.source)
+            for metric, by_value in self.samples.items()
+            for v, rounds in by_value.items()
+            for r, figures in rounds
+            for x in figures
+        ]
+        rows += [
+            (v, None, name, unit_of(name), x, "counted", self.source)
+            for v, counted in self.counts.items()
+            for name, x in counted.items()
+        ]
+        rows += [(v, None, "", "", None, why, self.source) for v, why in self.reasons.items()]
+        columns = ["value", "round", "metric", "unit", "sample", "status", "source"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def summary(self, metrics: Sequence[str] | None = None) -> list[dict[str, str]]:
+        """One row of text per value: each metric with its interval, each count, what failed."""
+        out = []
+        for v in self.values:
+            row = {self.variable: v}
+            for name in metrics or self.metrics:
+                row[name] = "" if v in self.reasons and not self[name].rounds.get(v) else str(self[name].of(v))
+            row |= {name: _exact(name, x) for name, x in self.counts.get(v, {}).items()}
+            if self.reasons:
+                row["not measured"] = self.reasons.get(v, "")
+            out.append(row)
+        return out
+
+    @property
+    def provenance(self) -> str:
+        """Where, when and how: the line under each table."""
+        where = "Measured here" if self.source == "here" else f"Recorded, not measured here ({self.source})"
+        parts = [f"{where}: {machine.named(self.machine)}, {self.taken[:10]}"]
+        rounds = max((len(rows) for rows in self.samples.get("time_s", {}).values()), default=0)
+        if rounds:
+            parts.append(f"{rounds} rounds, {self.settings.get('threads')} threads, stopped: {self.stopped}")
+        if not self.noise.why:
+            parts.append(f"A/A {self.noise}")
+        if self.crowded:
+            parts.append(self.crowded)
+        if self.conditions.get("throttled"):
+            parts.append(f"throttled by {', '.join(self.conditions['throttled'])}")
+        if self.conditions.get("neighbours"):
+            parts.append(f"{self.conditions['neighbours']} other processes on the GPU")
+        return "; ".join([*parts, *self.asked]) + "."
+
+    # -- on disk
+
+    def to_json(self) -> dict:
+        return {"schema": SCHEMA} | {k: v for k, v in asdict(self).items() if k not in ("source", "asked")}
+
+    @classmethod
+    def from_json(cls, data: dict, source: str = "here") -> "Result":
+        return cls(**{k: v for k, v in data.items() if k != "schema"}, source=source)
+
+    # -- shown
+
+    def __repr__(self):
+        """Stable text: labels, units, structure and exact counts; no timed figure.
+
+        Result 00.swap: loader = JPEG files, one cached batch
+          timed: time_s (s), wait_s (s), images_per_s (images/s)
+        """
+        fixed = "".join(f"; {k} = {v}" for k, v in self.fixed.items())
+        lines = [f"Result {self.study}: {self.variable} = {', '.join(self.values)}{fixed}"]
+        if self.metrics:
+            lines.append("  timed: " + ", ".join(f"{m} ({unit_of(m)})" for m in self.metrics))
+        for v, counted in self.counts.items():
+            lines.append(f"  {v}: " + ", ".join(f"{name} {_exact(name, x)}" for name, x in counted.items()))
+        return "\n".join(lines)
+
+    def __str__(self):
+        rows = [", ".join(f"{k} {v}" for k, v in row.items() if v) for row in self.summary()]
+        return "\n".join([f"{self.study}: {self.variable}", *(f"  {row}" for row in rows), self.provenance])
+
+    def _ipython_display_(self):
+        from perflab.show import figures
+
+        figures.display_result(self)
+
+
+def _exact(name: str, x) -> str:
+    unit = unit_of(name)
+    return quantity(x, unit) if unit and isinstance(x, int | float) else f"{x:,}" if isinstance(x, int) else str(x)
+
+
+Work = float | Callable[[object], float]

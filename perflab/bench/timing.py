@@ -1,0 +1,118 @@
+"""Time one callable. Every way returns raw seconds of single calls; what they say is for `estimate`."""
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+L2_FLUSH_BYTES = 256 * 2**20  # more than the L2 of any GPU up to the B200 (126 MiB)
+
+
+class Samples(dict):
+    """A run's own clocks by name: `samples(wait_s=0.2, host_s=0.1)`, each a number or a list of them."""
+
+
+def samples(**clocks) -> Samples:
+    return Samples(clocks)
+
+
+def synchronize():
+    """Wait for the device, where this process uses one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def _steady():
+    """No garbage collection inside a timed block: its pauses belong to whoever made the garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def wall(call: Callable[[], object], calls: int = 1, blocks: int = 1) -> tuple[list[float], list]:
+    """Host seconds of one call, the device included: `blocks` figures, each the mean of `calls` calls.
+
+    The device is synchronised before and after each block. Also returns what the calls returned.
+    """
+    seconds, returned = [], []
+    with _steady():
+        for _ in range(blocks):
+            synchronize()
+            began = time.perf_counter()
+            for _ in range(calls):
+                got = call()
+            synchronize()
+            seconds.append((time.perf_counter() - began) / calls)
+            returned.append(got)
+    return seconds, returned
+
+
+def device(call: Callable[[], object], repeats: int, cold: bool = True) -> list[float]:
+    """Device seconds of each of `repeats` calls, by CUDA events on the current stream.
+
+    Before each call the L2 cache is overwritten (`cold`), which also gives the host a head start, so
+    that the time to launch is not measured. The method of triton.testing.do_bench.
+    """
+    flush = torch.empty(L2_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda") if cold else None
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    with _steady():
+        torch.cuda.synchronize()
+        for start, end in pairs:
+            if flush is not None:
+                flush.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1000 for start, end in pairs]
+
+
+def busy(call: Callable[[], object]) -> float:
+    """Seconds in which the device worked during one call: the union of kernel and copy intervals.
+
+    Read from torch.profiler, which slows the host, not the kernels. nan where the profiler sees no
+    device work (WSL, or a driver without CUPTI).
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call()
+        synchronize()
+    spans = [
+        (e.time_range.start, e.time_range.end)
+        for e in seen.events()
+        if e.device_type == torch.autograd.DeviceType.CUDA and not getattr(e, "is_user_annotation", False)
+    ]
+    return union(spans) / 1e6 if spans else float("nan")
+
+
+def union(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of intervals, in their own unit."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def merge(returned: list) -> Mapping[str, list[float]]:
+    """The clocks that the calls of one sample reported, as lists by name; empty if they reported none."""
+    named: dict[str, list[float]] = {}
+    for got in returned:
+        for name, value in got.items() if isinstance(got, Samples) else ():
+            named.setdefault(name, []).extend(value if isinstance(value, list | tuple) else [value])
+    return named
+
+
+def random_input(*shape: int, dtype=torch.float32, device: str = "cpu", seed: int = 0) -> torch.Tensor:
+    """Normal random numbers: zeros draw less power, so that a throttled device runs faster on them."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device=device).to(dtype)

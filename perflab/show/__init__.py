@@ -1,0 +1,1 @@
+"""How the course looks: one style, figures of results, explorers. Measures nothing."""
