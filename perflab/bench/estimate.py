@@ -45,13 +45,15 @@ class Finding:
     """A three-valued answer to one threshold: HOLDS HERE, DOES NOT HOLD HERE or CANNOT TELL.
 
     `rule` is stable text (no measured figure), `seen` holds the figures, `exact` says that nothing
-    was timed. Findings combine with `&`, `|` and `~` by Kleene's three-valued logic.
+    was timed, `source` is "here" or the recorded machine that the figures come from. Findings combine
+    with `&`, `|` and `~` by Kleene's three-valued logic.
     """
 
     state: str
     rule: str
     seen: str = ""
     exact: bool = False
+    source: str = "here"
 
     def __bool__(self):
         raise TypeError("a finding has three values: compare .state, or combine findings with &, | and ~")
@@ -70,7 +72,8 @@ class Finding:
 
     def _with(self, other: "Finding", word: str, state: str) -> "Finding":
         seen = "; ".join(s for s in (self.seen, other.seen) if s)
-        return Finding(state, f"{self.rule} {word} {other.rule}", seen, self.exact and other.exact)
+        source = self.source if other.source == "here" else other.source
+        return Finding(state, f"{self.rule} {word} {other.rule}", seen, self.exact and other.exact, source)
 
     def __repr__(self):
         return f"{self.rule}: {self.state}" if self.exact else f"{self.rule} (timed)"
@@ -95,23 +98,24 @@ class Estimate:
     unit: str = ""
     exact: bool = False
     why: str = ""
+    source: str = "here"
 
     @classmethod
-    def of(cls, samples: Sequence[float], what: str, unit: str = "") -> "Estimate":
-        return cls(*interval(samples), len(samples), what, unit)
+    def of(cls, samples: Sequence[float], what: str, unit: str = "", source: str = "here") -> "Estimate":
+        return cls(*interval(samples), len(samples), what, unit, source=source)
 
     @classmethod
-    def of_ratio(cls, log_ratios: Sequence[float], what: str) -> "Estimate":
+    def of_ratio(cls, log_ratios: Sequence[float], what: str, source: str = "here") -> "Estimate":
         mid, lo, hi = (math.exp(x) if x < 700 else math.inf for x in interval(log_ratios))
-        return cls(mid, lo, hi, len(log_ratios), what)
+        return cls(mid, lo, hi, len(log_ratios), what, source=source)
 
     @classmethod
-    def count(cls, x: float, what: str, unit: str = "") -> "Estimate":
-        return cls(x, x, x, 1, what, unit, exact=True)
+    def count(cls, x: float, what: str, unit: str = "", source: str = "here") -> "Estimate":
+        return cls(x, x, x, 1, what, unit, exact=True, source=source)
 
     @classmethod
-    def missing(cls, what: str, why: str) -> "Estimate":
-        return cls(math.nan, -math.inf, math.inf, 0, what, why=why)
+    def missing(cls, what: str, why: str, source: str = "here") -> "Estimate":
+        return cls(math.nan, -math.inf, math.inf, 0, what, why=why, source=source)
 
     def at_least(self, x: float) -> Finding:
         state = HOLDS if self.lo >= x else NOT if self.hi < x else CANNOT
@@ -147,7 +151,7 @@ class Estimate:
         return quantity(x, self.unit) if self.unit else f"{x:g}"
 
     def _finding(self, state: str, threshold: str) -> Finding:
-        return Finding(state, f"{self.what} {threshold}", str(self), self.exact)
+        return Finding(state, f"{self.what} {threshold}", str(self), self.exact, self.source)
 
     def __str__(self):
         if self.why:

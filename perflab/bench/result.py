@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -29,14 +29,15 @@ class Metric:
     unit: str
     rounds: Mapping[str, Mapping[int, float]]  # label -> round -> the round's figure
     reasons: Mapping[str, str]
+    source: str = "here"
 
     def of(self, value) -> Estimate:
         """The quantity at `value`, with its interval over the rounds."""
         seen = self.rounds.get(label(value), {})
         what = f"{self.name} of {label(value)}"
         if not seen:
-            return Estimate.missing(what, self._why(value))
-        return Estimate.of(list(seen.values()), what, self.unit)
+            return Estimate.missing(what, self._why(value), self.source)
+        return Estimate.of(list(seen.values()), what, self.unit, self.source)
 
     def ratio(self, a, b) -> Estimate:
         """`a` over `b`, always that way, from the rounds in which both were measured."""
@@ -52,12 +53,12 @@ class Metric:
         ours = self.rounds.get(label(a), {})
         both = [r for r in ours if r in theirs]
         if not both:
-            return Estimate.missing(what, self._why(b if ours else a))
+            return Estimate.missing(what, self._why(b if ours else a), self.source)
         if all(ours[r] > 0 and theirs[r] > 0 for r in both):
-            return Estimate.of_ratio([math.log(ours[r] / theirs[r]) for r in both], what)
+            return Estimate.of_ratio([math.log(ours[r] / theirs[r]) for r in both], what, self.source)
         if any(theirs[r] == 0 for r in both):
-            return Estimate.missing(what, f"{what}: the second is zero")
-        return Estimate.of([ours[r] / theirs[r] for r in both], what)
+            return Estimate.missing(what, f"{what}: the second is zero", self.source)
+        return Estimate.of([ours[r] / theirs[r] for r in both], what, source=self.source)
 
     def slope(self) -> Estimate:
         """How the quantity grows with the value, both on a log scale: 1 is proportional, 0 is flat.
@@ -67,10 +68,11 @@ class Metric:
         xs = {name: math.log(float(name)) for name in self.rounds if _is_number(name) and float(name) > 0}
         shared = set.intersection(*(set(self.rounds[name]) for name in xs)) if len(xs) > 1 else set()
         if not shared:
-            return Estimate.missing(f"slope of {self.name}", "fewer than two values with numbers for labels")
+            why = "fewer than two values with numbers for labels"
+            return Estimate.missing(f"slope of {self.name}", why, self.source)
         x = np.array(list(xs.values()))
         slopes = [np.polyfit(x, np.log([self.rounds[name][r] for name in xs]), 1)[0] for r in sorted(shared)]
-        return Estimate.of(slopes, f"slope of {self.name}")
+        return Estimate.of(slopes, f"slope of {self.name}", source=self.source)
 
     def _why(self, value) -> str:
         name = label(value)
@@ -91,12 +93,13 @@ class Knee:
 
     values: tuple[str, ...]
     why: str = ""
+    source: str = "here"
 
     def within(self, low: float, high: float) -> Finding:
         """Does the knee lie between `low` and `high`? Only when every candidate says the same."""
         inside = {low <= float(v) <= high for v in self.values}
         state = CANNOT if len(inside) != 1 else HOLDS if inside.pop() else NOT
-        return Finding(state, f"knee within {low:g} and {high:g}", str(self))
+        return Finding(state, f"knee within {low:g} and {high:g}", str(self), source=self.source)
 
     def __repr__(self):
         return "knee (timed)"
@@ -139,13 +142,15 @@ class Result:
         if metric == self.rate_name:
             times = self["time_s"].rounds
             rounds = {v: {r: self.work[v] / t for r, t in seen.items()} for v, seen in times.items()}
-            return Metric(metric, unit_of(metric), rounds, self.reasons)
+            return Metric(metric, unit_of(metric), rounds, self.reasons, self.source)
         if metric in self.samples:
             rounds = {
                 v: {r: float(np.median(figures)) for r, figures in rows if figures}
                 for v, rows in self.samples[metric].items()
             }
-            return Metric(metric, unit_of(metric), rounds, self.reasons)
+            return Metric(metric, unit_of(metric), rounds, self.reasons, self.source)
+        if not self.samples and self.reasons:  # nothing was measured: every question gets that answer
+            return Metric(metric, unit_of(metric), {}, self.reasons, self.source)
         if any(metric in counted for counted in self.counts.values()):
             raise KeyError(f"{metric} is a count, without rounds: result.count({metric!r}, value)")
         raise KeyError(f"{self.study} has no metric {metric!r}; it has {', '.join(self.metrics)}")
@@ -167,8 +172,7 @@ class Result:
     def ratio(self, a, b) -> Estimate:
         """Time of `a` over time of `b` for the same work: 2 says that `b` is twice as fast."""
         if self.per:
-            rate = self[self.rate_name].ratio(b, a)
-            return Estimate(rate.mid, rate.lo, rate.hi, rate.n, f"time of {label(a)} / {label(b)}", why=rate.why)
+            return replace(self[self.rate_name].ratio(b, a), what=f"time of {label(a)} / {label(b)}")
         return self["time_s"].ratio(a, b)
 
     def count(self, name: str, value) -> Estimate:
@@ -176,8 +180,8 @@ class Result:
         counted = self.counts.get(label(value), {})
         what = f"{name} of {label(value)}"
         if name not in counted:
-            return Estimate.missing(what, f"{name} was not counted for {label(value)}")
-        return Estimate.count(counted[name], what, unit_of(name))
+            return Estimate.missing(what, f"{name} was not counted for {label(value)}", self.source)
+        return Estimate.count(counted[name], what, unit_of(name), self.source)
 
     @property
     def noise(self) -> Estimate:
@@ -203,9 +207,9 @@ class Result:
         rate = self[self.rate_name or "time_s"]
         typical = {v: float(np.median(list(rate.rounds[v].values()))) for v in self.measured}
         if not typical:
-            return Knee((), "nothing was measured")
+            return Knee((), "nothing was measured", self.source)
         if self.crowded and self.conditions.get("own_cores", 0) > 0.5:
-            return Knee((), self.crowded)
+            return Knee((), self.crowded, self.source)
         best = max(typical, key=typical.get) if self.per else min(typical, key=typical.get)
         candidates: list[str] = []
         for v in self.measured:
@@ -213,7 +217,7 @@ class Result:
             candidates += [v] * (state != NOT)
             if state == HOLDS:
                 break
-        return Knee(tuple(candidates))
+        return Knee(tuple(candidates), source=self.source)
 
     @property
     def measured(self) -> list[str]:

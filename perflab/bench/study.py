@@ -234,7 +234,7 @@ def _replayed(job: Job, needs: Sequence[str]) -> Result | None:
 
 
 def _show(result: Result):
-    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython():
+    if _shell():
         sys.modules["IPython"].display.display(result)
     else:
         print(result)
@@ -476,11 +476,15 @@ def _start_method() -> str:
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
-@contextlib.contextmanager
 def _progress(job: Job):
-    """A bar of rounds that goes away at the end; $PERFLAB_PROGRESS=off for none."""
+    """A bar of rounds that goes away at the end, for those who watch; $PERFLAB_PROGRESS=off for none."""
     from tqdm.auto import tqdm
 
-    off = os.environ.get("PERFLAB_PROGRESS") == "off"
-    with tqdm(total=None, desc=job.study, unit=" rounds", leave=False, disable=off, delay=1) as bar:
-        yield bar
+    watched = _shell() or sys.stderr.isatty()
+    off = os.environ.get("PERFLAB_PROGRESS") == "off" or not watched
+    return tqdm(total=None, desc=job.study, unit=" rounds", leave=False, disable=off, delay=1)
+
+
+def _shell():
+    """The running IPython shell, or None."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None

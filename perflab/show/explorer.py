@@ -28,8 +28,7 @@ class Explorer:
         **controls: widgets.ValueWidget,
     ):
         self.draw, self.alt, self.controls, self.error = draw, alt, controls, None
-        self.fig = style.figure(*size)
-        self.ax = style.axes(self.fig)
+        self.size = size
         self.width = round(size[0] * style.DPI)
         self.image = widgets.Image(format="png", layout=widgets.Layout(width=f"{self.width}px", max_width="100%"))
         self.caption = widgets.HTML()
@@ -50,9 +49,11 @@ class Explorer:
     def _changed(self, _):
         self.redraw()
 
+    @style.styled
     def redraw(self):
         with self._lock:
-            self.ax.clear()
+            fig, self.ax = style.figure(*self.size, layout=None)  # a computed layout would double the time
+            fig.subplots_adjust(left=0.09, right=0.98, bottom=0.15, top=0.84)
             try:
                 text = html.escape(self.draw(self.ax, **self.values) or "")
                 self.error = None
@@ -60,7 +61,7 @@ class Explorer:
                 self.ax.clear()
                 self.ax.set_axis_off()
                 self.error, text = e, f"<b>{type(e).__name__}</b>: {html.escape(str(e))}"
-            self.image.value = style.png(self.fig)
+            self.image.value = style.png(fig)
             self.caption.value = text
 
     def __repr__(self):

@@ -47,6 +47,7 @@ def _cell(text) -> str:
     return html.escape(str(text)).replace("_", "_<wbr>")
 
 
+@style.styled
 def picture(
     result: Result,
     metric: str | None = None,
@@ -103,8 +104,7 @@ def _wide(seen) -> bool:
 
 
 def _over_numbers(result: Result, metric: str, seen, bound):
-    fig = style.figure()
-    ax = style.axes(fig)
+    fig, ax = style.figure()
     factor, unit = _scale(seen, bound, result[metric].unit if metric in result.metrics else "")
     for r, colour, by_value in seen:
         points = sorted((float(v), e) for v, e in by_value.items())
@@ -133,8 +133,7 @@ def _over_numbers(result: Result, metric: str, seen, bound):
 
 def _by_label(result: Result, metric: str, seen, bound):
     names = list(dict.fromkeys(v for _, _, by_value in seen for v in by_value))
-    fig = style.figure(height=0.9 + 0.42 * len(names) * max(1, len(seen)) ** 0.7)
-    ax = style.axes(fig)
+    fig, ax = style.figure(height=0.9 + 0.42 * len(names) * max(1, len(seen)) ** 0.7)
     factor, unit = _scale(seen, bound, seen[0][0][metric].unit)
     for k, (r, colour, by_value) in enumerate(seen):
         shift = (k - (len(seen) - 1) / 2) * 0.36

@@ -30,25 +30,20 @@ STYLE = {
 }
 
 
-def figure(width: float = 8.0, height: float = 3.4) -> Figure:
-    """An empty figure of `width` x `height` inches, outside pyplot: widgets may draw from any thread."""
-    with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(fig)
-    return fig
+styled = matplotlib.rc_context(STYLE)  # decorates every function that draws
 
 
-def axes(fig: Figure, *args, **kwargs):
-    """A styled Axes in `fig`, from `Figure.add_subplot`."""
-    with matplotlib.rc_context(STYLE):
-        return fig.add_subplot(*args, **kwargs)
+def figure(width: float = 8.0, height: float = 3.4, layout: str | None = "constrained"):
+    """A figure of `width` x `height` inches with one Axes, outside pyplot: widgets may draw from any thread."""
+    fig = Figure(figsize=(width, height), layout=layout)
+    FigureCanvasAgg(fig)
+    return fig, fig.add_subplot()
 
 
 def png(fig: Figure) -> bytes:
     """The figure as PNG, the same bytes for the same content."""
     file = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        fig.savefig(file, format="png", dpi=2 * DPI, metadata={"Software": None})
+    fig.savefig(file, format="png", dpi=2 * DPI, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
     return file.getvalue()
 
 

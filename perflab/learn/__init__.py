@@ -1,0 +1,1 @@
+"""How the course teaches: predictions, questions, claims and their verdicts. The top floor."""

@@ -1,0 +1,131 @@
+"""The source's statements, what is right, and the verdict of this machine on each."""
+
+import functools
+import html
+import time
+import tomllib
+from dataclasses import dataclass
+
+from perflab import places
+from perflab.bench import record
+from perflab.bench.estimate import CANNOT, HOLDS, Finding
+from perflab.errors import PerflabError
+
+_COLOURS = {HOLDS: "#00795a", CANNOT: "#7a7a7a"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement of the source article, in our words, and what is right.
+
+    `judged` says how a notebook decides it; `untested` says why nothing can, and then no notebook does.
+    """
+
+    id: str
+    says: str
+    right: str
+    source: str
+    notebook: str
+    judged: str = ""
+    untested: str = ""
+
+
+@functools.cache
+def ledger() -> dict[str, Claim]:
+    """All claims of data/claims.toml by id."""
+    text = (places.DATA / "claims.toml").read_text(encoding="utf8")
+    claims = [Claim(**entry) for entry in tomllib.loads(text)["claim"]]
+    return {c.id: c for c in claims}
+
+
+def claim(id: str) -> Claim:
+    if id not in ledger():
+        near = ", ".join(c for c in ledger() if c.split("-")[0] == id.split("-")[0])
+        raise PerflabError(f"There is no claim {id}{f': the ledger has {near}' if near else ' in the ledger'}.")
+    return ledger()[id]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A finding on a claim as it stands in the source."""
+
+    claim: Claim
+    finding: Finding
+
+    @property
+    def state(self) -> str:
+        """The finding's state; of a recorded machine's figures it does not say HERE."""
+        source = self.finding.source
+        return self.finding.state if source == "here" else self.finding.state.replace("HERE", f"ON {source}")
+
+    def __repr__(self):
+        """Stable: a timed verdict differs between machines, so that only its rule is shown."""
+        word = self.finding.state.removesuffix(" HERE") if self.finding.exact else "timed"
+        return f"judged {self.claim.id} ({word}): {self.finding.rule}"
+
+    def __str__(self):
+        return f"{self.claim.id} {self.state}: {self.finding.rule}; seen {self.finding.seen}"
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": repr(self), "text/html": self._html()}
+
+    def _html(self) -> str:
+        colour = _COLOURS.get(self.finding.state, "#b34700")
+        rule, seen = html.escape(self.finding.rule), html.escape(self.finding.seen)
+        return (
+            f'<div style="border-left:4px solid {colour};padding:2px 12px">'
+            f"<p><b>{self.claim.id}</b> The source says: {html.escape(self.claim.says)}</p>"
+            f'<p><b style="color:{colour}">{self.state}</b> Rule: {rule}. Seen: {seen}.</p>'
+            f"<p>What is right: {html.escape(self.claim.right)}</p></div>"
+        )
+
+
+def judge(id: str, finding: Finding) -> Verdict:
+    """The verdict on claim `id`, kept in the logbook. Raises PerflabError for an unknown claim or one that
+    the ledger calls untestable."""
+    judged = claim(id)
+    if judged.untested:
+        raise PerflabError(f"{id} is not judged: {judged.untested}")
+    if not isinstance(finding, Finding):
+        raise PerflabError(f"judge({id!r}, ...) takes a finding, such as result.ratio(a, b).at_least(1.2).")
+    verdict = Verdict(judged, finding)
+    kept = {"claim": id, "state": finding.state, "rule": finding.rule, "seen": finding.seen}
+    kept |= {"exact": finding.exact, "source": finding.source, "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    record.append("verdicts", id, kept)
+    return verdict
+
+
+@dataclass(frozen=True)
+class Card:
+    """The latest verdict on every claim."""
+
+    rows: list[dict]
+
+    def __repr__(self):
+        return f"Card of {len(ledger())} claims"
+
+    def __str__(self):
+        return "\n".join(f"{r['claim']:8} {r['state']}" for r in self.rows)
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": repr(self), "text/html": card_html(self)}
+
+
+def card() -> Card:
+    """Every claim with this learner's latest verdict, and the reason where there is none."""
+    latest = {entry["claim"]: entry for entry in record.entries("verdicts")}
+    rows = []
+    for c in ledger().values():
+        entry = latest.get(c.id, {})
+        state = entry.get("state") or ("TEXT ONLY" if c.untested else "not judged yet")
+        if (source := entry.get("source", "here")) != "here":
+            state = state.replace("HERE", f"ON {source}")
+        rows.append({"claim": c.id, "says": c.says, "state": state, "notebook": c.notebook})
+    return Card(rows)
+
+
+def card_html(shown: Card | None = None) -> str:
+    rows = (shown or card()).rows
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(v)}</td>" for v in r.values()) + "</tr>" for r in rows)
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "the source says", "verdict", "notebook"))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

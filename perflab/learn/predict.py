@@ -1,0 +1,126 @@
+"""A guess before the measurement: a slider with a lock, and both on one axis afterwards."""
+
+import math
+import statistics
+from collections.abc import Mapping
+
+import ipywidgets as widgets
+
+from perflab.bench import record
+from perflab.bench.estimate import Estimate
+from perflab.bench.units import digits
+from perflab.errors import PerflabError
+from perflab.show import style
+
+
+def predict(question: str, low: float, high: float, unit: str = "") -> "Prediction":
+    """Ask for a guess between `low` and `high`. A guess that was locked in an earlier session stays locked.
+
+    Raises PerflabError unless low < high.
+    """
+    return Prediction(question, low, high, unit)
+
+
+class Prediction:
+    """The slider, its lock, and the learner's locked guess, if there is one."""
+
+    def __init__(self, question: str, low: float, high: float, unit: str):
+        if not low < high:
+            raise PerflabError(f"predict needs low < high, not {low:g} and {high:g}.")
+        self.question, self.low, self.high, self.unit = question, low, high, unit
+        self.log = low > 0 and high / low >= 20
+        if self.log:
+            low10, high10 = math.log10(low), math.log10(high)
+            start = 10 ** ((low10 + high10) / 2)
+            self.slider = widgets.FloatLogSlider(start, min=low10, max=high10, step=(high10 - low10) / 200)
+        else:
+            self.slider = widgets.FloatSlider((low + high) / 2, min=low, max=high, step=(high - low) / 200)
+        self.slider.readout_format = ".3g"
+        self.slider.layout.width = "420px"
+        self.lock = widgets.Button(description="Lock my guess", icon="lock")
+        self.lock.add_class("perflab-lock")
+        self.lock.on_click(lambda _: self._lock())
+        row = widgets.HBox([self.slider, widgets.Label(unit), self.lock])
+        self.box = widgets.VBox([widgets.HTML(f"<b>{question}</b>"), row])
+        self.box.add_class("perflab-predict")
+        self.guess: float | None = None
+        for earlier in record.entries("predictions", question):
+            self._set(earlier["guess"])
+            break
+
+    def _lock(self):
+        if self.guess is None:
+            self._set(self.slider.value)
+            record.append("predictions", self.question, {"guess": self.guess, "unit": self.unit})
+
+    def _set(self, guess: float):
+        self.guess = min(self.high, max(self.low, guess))
+        self.slider.value = self.guess
+        self.slider.disabled = self.lock.disabled = True
+        self.lock.description = "Locked"
+
+    @style.styled
+    def reveal(
+        self,
+        measured: Estimate,
+        bound: float | None = None,
+        beside: Mapping[str, Estimate] | None = None,
+    ) -> style.Picture:
+        """Guess, bound and measurement on one axis; recorded machines in grey. Blocks nothing, locked or not.
+
+        A locked guess is kept with the truth, once, for `calibration()`.
+        """
+        known = measured.why == ""
+        if self.guess is not None and known and measured.source == "here":
+            if not any(record.entries("reveals", self.question)):
+                record.append("reveals", self.question, {"guess": self.guess, "truth": measured.mid})
+        fig, ax = style.figure(height=2.1)
+        rows = [(measured, "measured here" if measured.source == "here" else measured.source, style.HERE)]
+        rows += [(e, name, style.RECORDED) for name, e in (beside or {}).items() if e.why == ""]
+        if measured.source != "here":
+            rows[0] = (measured, measured.source, style.RECORDED)
+        for y, (e, name, colour) in enumerate(r for r in rows if r[0].why == ""):
+            spread = [[e.mid - e.lo], [e.hi - e.mid]] if math.isfinite(e.lo + e.hi) else None
+            ax.errorbar([e.mid], [y], xerr=spread, fmt="o", color=colour, capsize=4)
+            text = f"{name}: {digits(e.mid)} {self.unit}".rstrip()
+            ax.annotate(text, (e.mid, y), (0, 7), textcoords="offset points", color=colour, ha="center")
+        if self.guess is not None:
+            ax.plot([self.guess], [0], "D", color=style.PARTS[1], markersize=8)
+            ax.annotate(
+                f"your guess: {digits(self.guess)}", (self.guess, 0), (0, -16), textcoords="offset points", ha="center"
+            )
+        if bound is not None and math.isfinite(bound):
+            ax.axvline(bound, color=style.BOUND, linestyle="--")
+            ax.annotate(
+                f" bound {digits(bound)}", (bound, len(rows) - 0.35), color=style.BOUND, fontsize=9, va="top"
+            )
+        if self.log:
+            ax.set_xscale("log")
+        marks = [e.mid for e, _, _ in rows if e.why == ""] + [b for b in (bound, self.guess) if b is not None]
+        low, high = min([self.low, *marks]), max([self.high, *marks])
+        ax.set_xlim(low / 1.3 if self.log else low, high * 1.3 if self.log else high + 0.05 * (high - low))
+        ax.set_ylim(-0.7, len(rows) - 0.3)
+        ax.set_yticks([])
+        ax.set_xlabel(f"{self.question} {f'({self.unit})' if self.unit else ''}".strip())
+        if self.guess is None:
+            ax.set_title("no guess was locked", color=style.RECORDED, fontsize=9)
+        bounded = ", the bound dashed" if bound is not None else ""
+        return style.Picture.of(fig, f"{self.question} The guess and the measurement on one axis{bounded}.")
+
+    def __repr__(self):
+        return f"Prediction({self.question} {self.low:g} to {self.high:g} {self.unit})".replace(" )", ")")
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
+        return {"application/vnd.jupyter.widget-view+json": view, "text/plain": repr(self)}
+
+
+def calibration() -> str:
+    """How far this learner's locked guesses were off, over the course."""
+    pairs = [(e["guess"], e["truth"]) for e in record.entries("reveals")]
+    pairs = [(g, t) for g, t in pairs if g > 0 and t > 0]
+    if not pairs:
+        return "No locked guess has met its measurement yet."
+    factor = statistics.median(max(g / t, t / g) for g, t in pairs)
+    high = sum(g > t for g, t in pairs)
+    return f"{len(pairs)} locked guesses: off by a factor of {digits(factor)} in the median, {high} of them too high."

@@ -1,0 +1,1 @@
+"""Where a slow loop spends its time, by interventions. Returns results; draws through `show` alone."""
