@@ -33,24 +33,35 @@ class Door:
     def __init__(self):
         self.active = threading.current_thread() is threading.main_thread()
         self.hit = False
-        self._inside = False
+        self._may_raise = False
+        self._calling = False
 
     def __enter__(self):
         if self.active:
-            self._previous = signal.signal(signal.SIGINT, self._received)
+            self._previous = signal.signal(signal.SIGINT, self._received), sys.unraisablehook
+            sys.unraisablehook = self._unraisable
             _open_doors.append(self)
         return self
 
     def __exit__(self, *_):
         if self.active:
-            signal.signal(signal.SIGINT, self._previous)
+            handler, sys.unraisablehook = self._previous
+            signal.signal(signal.SIGINT, handler)
             _open_doors.remove(self)
 
     def _received(self, *_):
         self.hit = True
-        if self._inside:
-            self._inside = False
+        if self._may_raise:
+            self._may_raise = False  # once: what cleans up after it must not be interrupted too
             raise KeyboardInterrupt
+
+    def _unraisable(self, lost):
+        """A destructor swallowed the interrupt, and the learner's code goes on: interrupt it again."""
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            self._previous[1](lost)
+        elif self._calling:
+            self._may_raise = True
+            threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
 
     def check(self):
         """Raise the interrupt that was remembered, if there was one."""
@@ -59,12 +70,12 @@ class Door:
 
     def call(self, f, *args):
         self.check()
-        self._inside = True
+        self._may_raise = self._calling = True
         try:
             return f(*args)
         finally:
-            self._inside = False
-            if self.hit and sys.exc_info()[0] is None:  # swallowed by a destructor or an except
+            self._may_raise = self._calling = False
+            if self.hit and sys.exc_info()[0] is None:  # swallowed by an except
                 raise KeyboardInterrupt
 
 
@@ -100,24 +111,38 @@ def kin() -> dict[tuple[int, float], psutil.Process]:
     return {(p.pid, p.create_time()): p for p in psutil.Process().children(recursive=True)}
 
 
-def reap(before, grace_s: float = 0.5) -> None:
-    """After an interrupt: end the workers that appeared since `before` and did not go by themselves.
+@contextlib.contextmanager
+def hurry(before, grace_s: float = 0.4):
+    """Around closing after an interrupt: workers that appeared since `before` get `grace_s` to go by
+    themselves, while torch waits for each of them up to five seconds. Then they are ended.
 
     Only forked copies of this process and children of multiprocessing; its resource tracker, its fork
     server and compile pools are spared.
     """
+    main_thread = threading.current_thread() is threading.main_thread()
+    if main_thread:  # torch's handler would raise that a worker was killed, wherever we are
+        handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    late = threading.Timer(grace_s, _end_workers, [before])
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+        late.join()
+        _end_workers(before)
+        if main_thread:
+            signal.signal(signal.SIGCHLD, handler)
+
+
+def _end_workers(before):
     mine = psutil.Process().cmdline()
     left = []
     for key, p in kin().items():
         with contextlib.suppress(psutil.Error):
             command = p.cmdline()
             worker = command == mine or any("multiprocessing-fork" in word for word in command)
-            forkserver_child = any("forkserver" in word for word in p.parent().cmdline())
-            if key not in before and (worker or forkserver_child or not command):
+            of_fork_server = any("forkserver" in word for word in p.parent().cmdline())
+            if key not in before and (worker or of_fork_server or not command):
+                p.kill()
                 left.append(p)
-    for end in ("terminate", "kill"):
-        _, left = psutil.wait_procs(left, timeout=0 if end == "terminate" else grace_s)
-        for p in left:
-            with contextlib.suppress(psutil.Error):
-                getattr(p, end)()
-    psutil.wait_procs(left, timeout=grace_s)
+    psutil.wait_procs(left, timeout=0.5)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .units import digits, quantity
+from .units import quantity
 
 HOLDS, NOT, CANNOT = "HOLDS HERE", "DOES NOT HOLD HERE", "CANNOT TELL"
 LEVEL = 0.95
@@ -148,23 +148,22 @@ class Estimate:
         return self._finding(state, f"different from 1 by more than {floor:.0%}")
 
     def _plain(self, x: float) -> str:
-        return quantity(x, self.unit) if self.unit else f"{x:g}"
+        return quantity(x, self.unit)
 
     def _finding(self, state: str, threshold: str) -> Finding:
         return Finding(state, f"{self.what} {threshold}", str(self), self.exact, self.source)
 
+    @property
+    def limits(self) -> str:
+        """The interval as text: "12.1 to 12.9 ms", or that there are too few rounds for one."""
+        if self.n < 6:
+            return f"no interval from {self.n} round{'s' * (self.n != 1)}"
+        return f"{self._plain(self.lo)} to {self._plain(self.hi)}"
+
     def __str__(self):
         if self.why:
             return self.why
-        if self.exact:
-            return self._plain(self.mid)
-        limits = f"{digits(self.lo)} to {digits(self.hi)}"
-        if self.unit:
-            limits = f"{quantity(self.lo, self.unit)} to {quantity(self.hi, self.unit)}"
-        if self.n < 6:
-            limits = "too few for an interval"
-        rounds = f"{self.n} round{'s' * (self.n != 1)}"
-        return f"{quantity(self.mid, self.unit)} ({limits}, {rounds})"
+        return self._plain(self.mid) if self.exact else f"{self._plain(self.mid)} ({self.limits})"
 
     def __repr__(self):
         return str(self) if self.exact else f"{self.what} (timed)"

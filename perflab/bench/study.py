@@ -258,17 +258,15 @@ class Schedule:
         before = closing.kin()
         began = time.perf_counter()
         threads = _pin_threads()
-        with self.door, contextlib.ExitStack() as self.stack:
+        with self.door, contextlib.ExitStack() as hurried, contextlib.ExitStack() as self.stack:
             try:
                 self._prepare_all()
                 self._rounds(began)
                 self._count_all()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # letting go of it already ends workers, in its frames' destructors
                 self.result.stopped = "interrupted"
+                hurried.enter_context(closing.hurry(before))
             self._close_all()
-        if self.result.stopped == "interrupted":
-            closing.forget()
-            closing.reap(before)
         self.result.seconds = round(time.perf_counter() - began, 3)
         self.result.settings |= {
             "budget": budget(),

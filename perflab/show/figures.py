@@ -19,7 +19,7 @@ def display_result(result: Result):
     beside = record.beside(result)
     shown = {"text/plain": repr(result), "text/html": table(result, beside)}
     display(shown, raw=True)
-    if result.metrics and (result.measured or any(r.measured for r in beside)):
+    if sum(len(r.measured) for r in (result, *beside) if r.metrics) > 1:  # one point is no figure
         display(picture(result, beside=beside))
 
 
@@ -89,6 +89,10 @@ def _whisker(e: Estimate, factor: float) -> list[list[float]]:
     return [[(e.mid - e.lo) / factor], [(e.hi - e.mid) / factor]]
 
 
+def _top(e: Estimate) -> float:
+    return e.hi if math.isfinite(e.hi) else e.mid
+
+
 def _name(r: Result) -> str:
     return "this machine" if r.source == "here" else r.source
 
@@ -155,7 +159,7 @@ def _by_label(result: Result, metric: str, seen, bound):
         ax.set_xscale("log")
         ax.margins(x=0.15)
     else:
-        ax.set_xlim(0, max(e.mid for _, _, by in seen for e in by.values()) / factor * 1.25)
+        ax.set_xlim(0, max(_top(e) for _, _, by_value in seen for e in by_value.values()) / factor * 1.2)
     if bound:
         ax.axvline(bound[0] / factor, color=style.BOUND, linestyle="--")
         ax.annotate(

@@ -16,8 +16,10 @@ from PIL import Image
 
 from perflab import places
 from perflab.errors import PerflabError
-from perflab.loading import images as module
-from perflab.loading.images import Photos, images, make
+from perflab.loading import images as choosing
+from perflab.loading import synthetic as module
+from perflab.loading.images import Photos, images
+from perflab.loading.synthetic import make
 
 COUNTS = {"1080p": 2, "500x375": 3}
 NAMES = ["1080p/0000.jpg", "1080p/0001.jpg", "256px/0000.jpg", "256px/0001.jpg"]
@@ -158,7 +160,7 @@ def test_an_unfinished_file_does_not_count_and_is_removed(tmp_path):
 
 def start(folder):
     code = (
-        "import sys; from perflab.loading.images import make; make(folder=sys.argv[1], counts={'1080p': 8})"
+        "import sys; from perflab.loading.synthetic import make; make(folder=sys.argv[1], counts={'1080p': 8})"
     )
     command = [sys.executable, "-c", code, str(folder)]
     return subprocess.Popen(command, cwd=places.COURSE, stderr=subprocess.PIPE, start_new_session=True)
@@ -193,7 +195,7 @@ def test_an_interrupt_leaves_no_process_and_no_half_file(tmp_path):
     assert not list(tmp_path.rglob("*.part"))
     assert 0 < len(jpegs(tmp_path)) < 16
     for path in tmp_path.rglob("*.jpg"):
-        assert not module._fault(path)
+        assert not choosing._fault(path)
 
 
 def test_workers_die_with_a_killed_parent(tmp_path):
@@ -281,7 +283,7 @@ def test_a_limit_stops_at_the_first_good_images(own):
 
 def test_a_folder_is_checked_once(own, monkeypatch):
     first = images()
-    monkeypatch.setattr(module, "_fault", lambda path: pytest.fail(f"{path} was checked again"))
+    monkeypatch.setattr(choosing, "_fault", lambda path: pytest.fail(f"{path} was checked again"))
     assert images() is first
 
 

@@ -1,0 +1,121 @@
+"""What all tests share: which notebooks are meant, and a plain account at the end of what was run."""
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+NOTES = pytest.StashKey[list[str]]()
+VERDICTS = pytest.StashKey[Counter]()
+SLOWEST = 10
+PARAMETERS = {"notebook", "one_notebook"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--notebook",
+        action="append",
+        metavar="NN",
+        help="only the tests of this notebook, by number, name or path; may be given more than once",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--notebook"):
+        chosen_notebooks(config)  # a wrong name is said once, and not by every test
+    config.stash[NOTES] = []
+    config.stash[VERDICTS] = Counter()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`notebook` is each notebook of the course; `one_notebook` the first, for what is true of all alike."""
+    if not PARAMETERS & set(metafunc.fixturenames):
+        return
+    chosen = chosen_notebooks(metafunc.config)
+    for name in PARAMETERS & set(metafunc.fixturenames):
+        some = chosen[:1] if name == "one_notebook" else chosen
+        none = [pytest.param(None, marks=pytest.mark.skip("the course has no notebook yet"), id="none")]
+        metafunc.parametrize(name, [pytest.param(path, id=path.stem) for path in some] or none)
+
+
+def chosen_notebooks(config: pytest.Config) -> list[Path]:
+    """The notebooks meant by --notebook; all of them without."""
+    from perflab.course import paths  # here, as most tests need no Jupyter
+    from perflab.errors import PerflabError
+
+    try:
+        return paths(config.getoption("--notebook") or ())
+    except PerflabError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--notebook"):
+        return
+    of_a_notebook = [
+        item for item in items if hasattr(item, "callspec") and PARAMETERS & set(item.callspec.params)
+    ]
+    others = [item for item in items if item not in of_a_notebook]
+    config.hook.pytest_deselected(items=others)
+    items[:] = of_a_notebook
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest):
+    """note("...") puts a line into the account at the end of the run."""
+    return request.config.stash[NOTES].append
+
+
+@pytest.fixture
+def live_home(request: pytest.FixtureRequest, tmp_path: Path):
+    """A learner's folder for a live run; the verdicts that are in it afterwards are counted."""
+    home = tmp_path / "home"
+    yield home
+    for path in home.glob("verdicts/*.json"):
+        verdict = json.loads(path.read_text("utf-8"))
+        if (
+            verdict.get("source", "here") == "here"
+        ):  # what rests on a recorded machine says nothing about this one
+            request.config.stash[VERDICTS][verdict["state"]] += 1
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    sections = {
+        "not run, and why": list(_skipped(terminalreporter)),
+        "slowest": list(_slowest(terminalreporter)),
+        "live verdicts": list(_verdicts(config.stash[VERDICTS])),
+        "notes": config.stash[NOTES],
+    }
+    terminalreporter.section("perflab")
+    for title, lines in sections.items():
+        if lines:
+            terminalreporter.write_line(f"{title}:")
+        for line in lines:
+            terminalreporter.write_line(f"  {line}")
+
+
+def _skipped(reporter):
+    reasons = Counter()
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ")] += 1
+    yield from (f"{count} x {reason}" for reason, count in reasons.most_common())
+    if deselected := len(reporter.stats.get("deselected", [])):
+        yield f"{deselected} x deselected on the command line"
+
+
+def _slowest(reporter):
+    seconds = defaultdict(float)
+    for reports in reporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration") and hasattr(report, "when"):
+                seconds[report.nodeid] += report.duration
+    slow = sorted(seconds.items(), key=lambda item: -item[1])[:SLOWEST]
+    yield from (f"{duration:7.2f} s  {nodeid}" for nodeid, duration in slow if duration >= 0.1)
+
+
+def _verdicts(states: Counter):
+    if total := sum(states.values()):
+        unsure = states["CANNOT TELL"]
+        yield f"{unsure} of {total} say CANNOT TELL ({100 * unsure / total:.0f} %)"
