@@ -9,8 +9,9 @@ import importlib
 _HOME = {
     "vary": "bench.study",
     "observe": "bench.study",
-    "budget": "bench.study",
+    "budget": "bench.schedule",
     "samples": "bench.timing",
+    "release": "bench.closing",
     "fresh": "bench.elsewhere",
     "split": "triage.split",
     "predict": "learn.predict",
@@ -22,7 +23,7 @@ _HOME = {
     "PerflabError": "errors",
 }
 
-__all__ = sorted(_HOME)
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str):

@@ -53,9 +53,7 @@ def chosen_notebooks(config: pytest.Config) -> list[Path]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--notebook"):
         return
-    of_a_notebook = [
-        item for item in items if hasattr(item, "callspec") and PARAMETERS & set(item.callspec.params)
-    ]
+    of_a_notebook = [item for item in items if hasattr(item, "callspec") and PARAMETERS & set(item.callspec.params)]
     others = [item for item in items if item not in of_a_notebook]
     config.hook.pytest_deselected(items=others)
     items[:] = of_a_notebook
@@ -74,9 +72,7 @@ def live_home(request: pytest.FixtureRequest, tmp_path: Path):
     yield home
     for path in home.glob("verdicts/*.json"):
         verdict = json.loads(path.read_text("utf-8"))
-        if (
-            verdict.get("source", "here") == "here"
-        ):  # what rests on a recorded machine says nothing about this one
+        if verdict.get("source", "here") == "here":  # what rests on a recorded machine says nothing about this one
             request.config.stash[VERDICTS][verdict["state"]] += 1
 
 

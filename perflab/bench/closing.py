@@ -97,7 +97,7 @@ def close(x) -> None:
         x.close()
 
 
-def forget():
+def release():
     """Let go of what an error or an interrupt still refers to: frames hold iterators and tensors."""
     sys.last_value = sys.last_traceback = sys.last_exc = None
     gc.collect()

@@ -22,7 +22,7 @@ import psutil
 
 from . import closing, machine, record
 from .result import Result
-from .study import Job, Schedule
+from .schedule import Job, Schedule
 from .units import quantity
 
 POLL_S = 0.02
@@ -101,14 +101,15 @@ def _attempt(job: Job, timeout_s: float, memory_bytes: int | None) -> tuple[Resu
 
 
 def _start(job: Job, folder: Path) -> subprocess.Popen:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "perflab.bench.elsewhere", str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=open(folder / "stderr", "wb"),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
-        start_new_session=True,
-    )
+    with open(folder / "stderr", "wb") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "perflab.bench.elsewhere", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+            start_new_session=True,
+        )
     payload = cloudpickle.dumps(job)
     with contextlib.suppress(BrokenPipeError):
         child.stdin.write(struct.pack("<Q", len(payload)) + payload)

@@ -17,6 +17,7 @@ from pathlib import Path
 from perflab import places
 from perflab.errors import PerflabError
 
+from .files import put
 from .result import SCHEMA, Result
 
 _number = itertools.count()
@@ -31,19 +32,8 @@ def once(sentence: str):
 
 
 def write(path: Path, data: dict):
-    """Write JSON so that the file is whole or absent. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_number)}")
-    try:
-        with open(temporary, "w", encoding="utf8") as f:
-            json.dump(data, f, separators=(",", ":"), allow_nan=True)
-            f.write("\n")
-            f.flush()
-            os.fsync(f.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Write one entry, whole or not at all. Raises OSError."""
+    put(path, (json.dumps({"schema": SCHEMA} | data, separators=(",", ":")) + "\n").encode())
 
 
 def read(path: Path) -> dict:
@@ -72,7 +62,7 @@ def append(kind: str, name: str, data: dict) -> Path | None:
     stamp = f"{time.time_ns()}-{os.getpid()}-{next(_number)}"
     path = places.home() / kind / f"{_file_name(name)}.{stamp}.json"
     try:
-        write(path, {"schema": SCHEMA} | data)
+        write(path, data)
     except OSError as e:
         once(
             f"Results are not kept: {places.home()} cannot be written ({e.strerror}). "
@@ -173,7 +163,7 @@ def keep(result: Result):
     append("results", result.study, data)
     if (folder := os.environ.get("PERFLAB_RECORD")) and result.stopped != "interrupted":
         try:
-            write(Path(folder) / file_of(result.study, result.fixed), {"schema": SCHEMA} | data)
+            write(Path(folder) / file_of(result.study, result.fixed), data)
         except OSError as e:
             raise PerflabError(f"{folder} cannot be written ({e.strerror}): nothing is recorded.") from None
 

@@ -281,7 +281,7 @@ class Result:
     # -- on disk
 
     def to_json(self) -> dict:
-        return {"schema": SCHEMA} | {k: v for k, v in asdict(self).items() if k not in ("source", "asked")}
+        return {k: v for k, v in asdict(self).items() if k not in ("source", "asked")}
 
     @classmethod
     def from_json(cls, data: dict, source: str = "here") -> "Result":

@@ -104,7 +104,7 @@ def hold(name: str, stop: Callable[[], None] = lambda: None, timeout_s: float | 
         yield 0.0
         return
     began = time.monotonic()
-    limit = timeout_s if timeout_s is not None else float(os.environ.get("PERFLAB_SEAT_TIMEOUT", 600))
+    limit = timeout_s if timeout_s is not None else float(os.environ.get("PERFLAB_SEAT_TIMEOUT", "600"))
     before = os.environ.get(_INHERITED)
     with contextlib.ExitStack() as stack:
         seat = _open(name)

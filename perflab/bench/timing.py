@@ -83,7 +83,7 @@ def busy(call: Callable[[], object]) -> float:
     from torch.profiler import ProfilerActivity, profile
 
     synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         call()
         synchronize()
     spans = [

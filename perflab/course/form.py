@@ -5,7 +5,6 @@ run: a second run of the same notebook gives the same bytes.
 """
 
 import copy
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from perflab import places
+from perflab.bench.files import put
 from perflab.errors import PerflabError
 
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -82,17 +82,10 @@ def write(path: Path, text: str) -> bool:
     """Put text into the file, whole or not at all; False where it stood there already."""
     if path.is_file() and path.read_text("utf-8") == text:
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, "utf-8")
-        part.replace(path)
+        put(path, text.encode())
     except OSError as error:
-        raise PerflabError(
-            f"{path} cannot be written: {error.strerror}; free the place and go on."
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
+        raise PerflabError(f"{path} cannot be written: {error.strerror}; free the place and go on.") from error
     return True
 
 

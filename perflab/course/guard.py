@@ -117,9 +117,7 @@ def _readable(output: NotebookNode) -> str:
         *output.get("traceback", []),
     ]
     data = output.get("data", {})
-    parts += [
-        str(value) for mime, value in data.items() if mime in ("image/svg+xml",) or "image/" not in mime
-    ]
+    parts += [str(value) for mime, value in data.items() if mime in ("image/svg+xml",) or "image/" not in mime]
     return "\n".join(parts)
 
 

@@ -40,7 +40,7 @@ def ledger() -> dict[str, Claim]:
 
 def claim(id: str) -> Claim:
     if id not in ledger():
-        near = ", ".join(c for c in ledger() if c.split("-")[0] == id.split("-")[0])
+        near = ", ".join(c for c in ledger() if c.startswith(id.partition("-")[0] + "-"))
         raise PerflabError(f"There is no claim {id}{f': the ledger has {near}' if near else ' in the ledger'}.")
     return ledger()[id]
 

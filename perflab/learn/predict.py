@@ -70,10 +70,9 @@ class Prediction:
 
         A locked guess is kept with the truth, once, for `calibration()`.
         """
-        known = measured.why == ""
-        if self.guess is not None and known and measured.source == "here":
-            if not any(record.entries("reveals", self.question)):
-                record.append("reveals", self.question, {"guess": self.guess, "truth": measured.mid})
+        answered = measured.why == "" and measured.source == "here" and self.guess is not None
+        if answered and not any(record.entries("reveals", self.question)):
+            record.append("reveals", self.question, {"guess": self.guess, "truth": measured.mid})
         fig, ax = style.figure(height=2.1)
         rows = [(measured, "measured here" if measured.source == "here" else measured.source, style.HERE)]
         rows += [(e, name, style.RECORDED) for name, e in (beside or {}).items() if e.why == ""]
@@ -91,9 +90,7 @@ class Prediction:
             )
         if bound is not None and math.isfinite(bound):
             ax.axvline(bound, color=style.BOUND, linestyle="--")
-            ax.annotate(
-                f" bound {digits(bound)}", (bound, len(rows) - 0.35), color=style.BOUND, fontsize=9, va="top"
-            )
+            ax.annotate(f" bound {digits(bound)}", (bound, len(rows) - 0.35), color=style.BOUND, fontsize=9, va="top")
         if self.log:
             ax.set_xscale("log")
         marks = [e.mid for e, _, _ in rows if e.why == ""] + [b for b in (bound, self.guess) if b is not None]

@@ -101,7 +101,7 @@ PROBLEMS = {
             "Keep one future ahead: take its result, submit the next one, then yield. StopIteration inside "
             "a thread ends nothing by itself: next(it, end) with a marker of your own tells the end.",
         ),
-        '''from concurrent.futures import ThreadPoolExecutor
+        """from concurrent.futures import ThreadPoolExecutor
 
 def prefetched(loader):
     batches, end = iter(loader), object()
@@ -109,6 +109,6 @@ def prefetched(loader):
         coming = thread.submit(next, batches, end)
         while (batch := coming.result()) is not end:
             coming = thread.submit(next, batches, end)
-            yield batch''',
+            yield batch""",
     ),
 }

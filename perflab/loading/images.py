@@ -16,9 +16,10 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from perflab.bench.machine import cores
+from perflab.bench.progress import bar
 from perflab.errors import PerflabError
 
-from .synthetic import SIZES, bar, folders_of_the_course, make, manifest
+from .synthetic import SIZES, folders_of_the_course, make, manifest
 
 OWN_LIMIT = 512
 
@@ -85,7 +86,7 @@ def _own(folder: Path, limit: int) -> Images:
 def _checked(folder: Path, limit: int, changed: int) -> Images:
     """The first `limit` readable images below the folder; `changed` marks its state."""
     paths, skipped, files = [], [], _walk(folder)
-    with bar("your images", None) as shown, ThreadPoolExecutor(cores()) as pool:
+    with bar("your images", "images") as shown, ThreadPoolExecutor(cores()) as pool:
         while len(paths) < limit and (batch := list(itertools.islice(files, 64))):
             for path, fault in zip(batch, pool.map(_fault, batch), strict=True):
                 shown.update()

@@ -19,7 +19,9 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from perflab import places
+from perflab.bench.files import put
 from perflab.bench.machine import cores
+from perflab.bench.progress import bar
 from perflab.errors import PerflabError
 
 SIZES = {"1080p": (1920, 1080), "500x375": (500, 375), "256px": (455, 256)}
@@ -96,7 +98,6 @@ def jpeg(image: Image.Image) -> bytes:
 def make(
     quick: bool = True,
     folder: str | Path | None = None,
-    progress: bool = True,
     counts: Mapping[str, int] | None = None,
 ) -> Path:
     """Make the course's images, or what is missing or damaged of them, and return their folder.
@@ -117,7 +118,7 @@ def make(
     refusals = []
     for place in folders:
         try:
-            _complete(place, wanted, progress)
+            _complete(place, wanted)
             return place
         except OSError as refusal:
             refusals.append(f"{place} ({refusal.strerror or refusal})")
@@ -152,10 +153,10 @@ def _sound(folder: Path, names: Sequence[str]) -> set[str]:
     return sound
 
 
-def _complete(folder: Path, wanted: Sequence[str], progress: bool) -> None:
+def _complete(folder: Path, wanted: Sequence[str]) -> None:
     for size in SIZES:
         (folder / size).mkdir(parents=True, exist_ok=True)
-    with bar("course images", len(wanted), progress) as shown, _alone(folder) as alone:
+    with bar("course images", "images", len(wanted), delay_s=0.3) as shown, _alone(folder) as alone:
         for stale in folder.rglob(".*.part") if alone else ():
             stale.unlink(missing_ok=True)
         known, sound = manifest(folder), _sound(folder, wanted)
@@ -216,7 +217,7 @@ def _write(folder: Path, size: str, index: int, names: Sequence[str]) -> dict[st
         if (width, height) != SIZES[size]:
             with Image.open(io.BytesIO(whole)) as image:
                 content = jpeg(image.resize((width, height), Image.Resampling.LANCZOS))
-        _put(folder / name, content)
+        put(folder / name, content)
         digest = hashlib.sha256(content).hexdigest()
         made[name] = {"sha256": digest, "bytes": len(content), "width": width, "height": height}
     return made
@@ -224,17 +225,7 @@ def _write(folder: Path, size: str, index: int, names: Sequence[str]) -> dict[st
 
 def _save(folder: Path, files: Mapping[str, dict]) -> None:
     kept = {"schema": SCHEMA, "files": dict(sorted(files.items()))}
-    _put(folder / "manifest.json", json.dumps(kept).encode())
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Write the file whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    put(folder / "manifest.json", json.dumps(kept).encode())
 
 
 @contextlib.contextmanager
@@ -246,11 +237,3 @@ def _alone(folder: Path) -> Iterator[bool]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             alone = True
         yield alone
-
-
-def bar(what: str, total: int | None, progress: bool = True):
-    """A progress bar that goes away at the end; $PERFLAB_PROGRESS=off for none."""
-    from tqdm.auto import tqdm  # in a notebook this pulls in ipywidgets
-
-    off = not progress or os.environ.get("PERFLAB_PROGRESS") == "off"
-    return tqdm(desc=what, total=total, unit="image", leave=False, disable=off)

@@ -37,8 +37,7 @@ def table(result: Result, beside: Sequence[Result] = ()) -> str:
             lines += [f"<tr{colour}>", *cells, "</tr>"]
     lines += ["</tbody></table>", f"<p><small>{_cell(result.provenance)}</small></p>"]
     lines += [
-        f'<p style="color:{style.RECORDED}"><small>{_cell(r.source)}: {_cell(r.provenance)}</small></p>'
-        for r in beside
+        f'<p style="color:{style.RECORDED}"><small>{_cell(r.source)}: {_cell(r.provenance)}</small></p>' for r in beside
     ]
     return "".join(lines)
 
@@ -149,9 +148,7 @@ def _by_label(result: Result, metric: str, seen, bound):
                 [e.mid / factor], [i + shift], xerr=_whisker(e, factor), fmt="o", color=colour, capsize=3, markersize=6
             )
             text = f"{digits(e.mid / factor)} {unit}" + (f" ({_name(r)})" if i == 0 and len(seen) > 1 else "")
-            ax.annotate(
-                text, (e.mid / factor, i + shift), (0, 6), textcoords="offset points", color=colour, fontsize=9
-            )
+            ax.annotate(text, (e.mid / factor, i + shift), (0, 6), textcoords="offset points", color=colour, fontsize=9)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)

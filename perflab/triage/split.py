@@ -18,7 +18,8 @@ import torch
 from perflab.bench import closing, machine, record, timing
 from perflab.bench.estimate import CANNOT, Estimate, Finding
 from perflab.bench.result import Result
-from perflab.bench.study import budget, vary
+from perflab.bench.schedule import budget
+from perflab.bench.study import vary
 from perflab.errors import PerflabError
 
 PARTS = ("wait", "copy", "host", "device")
@@ -151,17 +152,15 @@ def split(
     step(batch): one training step on a batch as the loader gives it, copying it to the device if need be.
     The model is trained on meanwhile: for some dozens of steps, most of them on one batch.
     loader: a DataLoader or any iterable of batches. steps: timed steps a visit (default: 0.2 s worth).
-    budget_s: seconds for the whole (default 10, or 40 at full budget). Raises PerflabError for a loader
+    budget_s: seconds for the whole (default 5, or 30 at full budget). Raises PerflabError for a loader
     without a batch; a step that raises is a row of the result with its reason.
     """
     if not callable(step) or not hasattr(loader, "__iter__"):
         raise PerflabError("split(step, loader) takes a function of one batch and an iterable of batches.")
     loop = _Loop(step, loader, steps)
-    seconds = budget_s or (40.0 if budget() == "full" else 10.0)
+    seconds = budget_s or (30.0 if budget() == "full" else 5.0)
     kinds = [AS_IS, CACHED] + [ON_DEVICE, PROFILED] * (machine.device() == "cuda")
-    result = vary(
-        "fed", kinds, loop.run, prepare=loop.feed, study=study, keep=False, budget_s=seconds, fixed=fixed
-    )
+    result = vary("fed", kinds, loop.run, prepare=loop.feed, study=study, keep=False, budget_s=seconds, fixed=fixed)
     return Split(result)
 
 

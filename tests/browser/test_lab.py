@@ -127,9 +127,7 @@ def server(course: Path, env: dict[str, str]):
     log = course.parent / "lab.log"
     command = [sys.executable, "-m", "perflab", "lab", f"--port={port}"]  # as `make lab` starts it
     with log.open("w") as out:
-        process = subprocess.Popen(
-            command, env=env, cwd=course, stdout=out, stderr=out, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=env, cwd=course, stdout=out, stderr=out, start_new_session=True)
     try:
         wait_for(f"http://127.0.0.1:{port}/api/status?token=perflab", process, log)
         yield f"http://127.0.0.1:{port}"

@@ -103,9 +103,7 @@ def small_notebook() -> NotebookNode:
         [new_output("execute_result", data=table, execution_count=2)],
         [new_output("display_data", data=picture)],
     ]
-    code = [
-        new_code_cell(f"step_{n}()", outputs=out, execution_count=n) for n, out in enumerate(outputs, start=1)
-    ]
+    code = [new_code_cell(f"step_{n}()", outputs=out, execution_count=n) for n, out in enumerate(outputs, start=1)]
     return normalise(new_notebook(cells=[new_markdown_cell("# A question\n\nHow many bytes?"), *code]))
 
 

@@ -48,9 +48,7 @@ def test_a_file_that_is_no_notebook_is_one_sentence(tmp_path):
 
 
 def test_a_failing_cell_is_named_with_its_error(tmp_path):
-    with pytest.raises(
-        PerflabError, match=r"99_small.ipynb, cell 3 \(In \[2\]\): ZeroDivisionError: division"
-    ):
+    with pytest.raises(PerflabError, match=r"99_small.ipynb, cell 3 \(In \[2\]\): ZeroDivisionError: division"):
         execute(notebook_of(tmp_path, "1", "1 / 0", "2"))
 
 
@@ -121,13 +119,9 @@ def test_the_normal_form_keeps_what_is_read_and_nothing_else():
     metadata = {"image/png": {"alt": "a line", "dpi": 7}, "x": 1}
     pictured = new_output("display_data", data=view, metadata=metadata)
     streams = [new_output("stream", name="stdout", text=text) for text in ("1 %\r", "2 %\n", "end\n")]
-    cell = new_code_cell(
-        "f()", outputs=[*streams, pictured], metadata={"scrolled": True, "tags": ["exercise"]}
-    )
+    cell = new_code_cell("f()", outputs=[*streams, pictured], metadata={"scrolled": True, "tags": ["exercise"]})
     nb = normalise(
-        new_notebook(
-            cells=[cell], metadata={"widgets": {}, "kernelspec": {"name": "mine", "display_name": "M"}}
-        )
+        new_notebook(cells=[cell], metadata={"widgets": {}, "kernelspec": {"name": "mine", "display_name": "M"}})
     )
     assert nb.cells[0].outputs[0].text == "2 %\nend\n"
     assert set(nb.cells[0].outputs[1].data) == {"text/plain", "image/png"}

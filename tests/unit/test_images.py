@@ -34,7 +34,7 @@ def quiet(monkeypatch):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return make(folder=tmp_path_factory.mktemp("made"), counts=COUNTS, progress=False)
+    return make(folder=tmp_path_factory.mktemp("made"), counts=COUNTS)
 
 
 @pytest.fixture
@@ -159,9 +159,7 @@ def test_an_unfinished_file_does_not_count_and_is_removed(tmp_path):
 
 
 def start(folder):
-    code = (
-        "import sys; from perflab.loading.synthetic import make; make(folder=sys.argv[1], counts={'1080p': 8})"
-    )
+    code = "import sys; from perflab.loading.synthetic import make; make(folder=sys.argv[1], counts={'1080p': 8})"
     command = [sys.executable, "-c", code, str(folder)]
     return subprocess.Popen(command, cwd=places.COURSE, stderr=subprocess.PIPE, start_new_session=True)
 
@@ -390,8 +388,6 @@ def test_two_workers_deliver_what_one_process_reads(made, method):
 
 
 def test_a_worker_needs_nothing_that_draws():
-    code = (
-        "import sys, perflab.loading.images; print({'matplotlib', 'pandas', 'ipywidgets'} & {*sys.modules})"
-    )
+    code = "import sys, perflab.loading.images; print({'matplotlib', 'pandas', 'ipywidgets'} & {*sys.modules})"
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=places.COURSE, text=True)
     assert printed.strip() == "set()"

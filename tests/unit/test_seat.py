@@ -1,5 +1,6 @@
 """The seat: one holder a device, fair, free when its holder dies."""
 
+import itertools
 import json
 import os
 import signal
@@ -41,16 +42,14 @@ def test_no_two_holders_overlap_and_none_starves():
     spans = [[json.loads(line) for line in p.communicate()[0].splitlines()] for p in takers]
     held = sorted(span for of_one in spans for span in of_one)
     assert len(held) == 75
-    assert all(a[1] <= b[0] for a, b in zip(held, held[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(held))
     ends = sorted(of_one[-1][1] for of_one in spans)
     starts = [of_one[0][0] for of_one in spans]
     assert max(starts) < ends[0]  # nobody had to wait for another one's last round
 
 
 def test_a_killed_holder_frees_the_seat_though_its_forked_children_live():
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert holder.stdout.readline() == "held\n"
         os.kill(holder.pid, signal.SIGKILL)

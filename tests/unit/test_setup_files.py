@@ -46,9 +46,7 @@ def make(*words: str, folder=COURSE) -> subprocess.CompletedProcess:
     """A make of its own: it hears nothing of the make that may run these tests."""
     outer = {"MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "PYTHON", "VENV", "TORCH", "PIP_ARGS", "PORT", "NB"}
     env = {name: value for name, value in os.environ.items() if name not in outer}
-    return subprocess.run(
-        ["make", "-C", str(folder), *words], capture_output=True, text=True, env=env, timeout=60
-    )
+    return subprocess.run(["make", "-C", str(folder), *words], capture_output=True, text=True, env=env, timeout=60)
 
 
 @pytest.fixture
@@ -92,9 +90,7 @@ def test_the_torch_that_make_installs_lies_in_the_range():
 
 def test_make_looks_for_every_dependency_in_an_interpreter_as_it_is():
     assert set(variable("MODULES").split()) == {MODULES.get(name, name) for name in CORE}
-    assert set(variable("TEST_MODULES").split()) == {MODULES.get(name, name) for name in TEST} - {
-        "playwright"
-    }
+    assert set(variable("TEST_MODULES").split()) == {MODULES.get(name, name) for name in TEST} - {"playwright"}
 
 
 def test_make_knows_the_range_of_python():
@@ -139,9 +135,7 @@ def test_a_folder_that_is_no_venv_is_left_alone(bare):
 
 def test_an_interpreter_as_it_is_hears_what_it_lacks(bare):
     makefile = bare / "Makefile"
-    makefile.write_text(
-        makefile.read_text().replace("MODULES = torch ", "MODULES = torch no_such_module ", 1)
-    )
+    makefile.write_text(makefile.read_text().replace("MODULES = torch ", "MODULES = torch no_such_module ", 1))
     done = make("lab", "VENV=", f"PYTHON={sys.executable}", folder=bare)
     assert done.returncode == 2
     assert f"{sys.executable} lacks no_such_module: install it there" in done.stderr

@@ -94,7 +94,7 @@ def test_a_run_may_have_clocks_of_its_own():
 
 
 def test_rates_follow_from_work_that_may_depend_on_the_value():
-    r = vary("n", [2, 4], lambda n: sleep(n), study="t.rate", per="image", work=lambda n: n)
+    r = vary("n", [2, 4], sleep, study="t.rate", per="image", work=lambda n: n)
     assert r["images_per_s"].ratio(2, 4).within(0.7, 1.4).state != NOT
     assert r.ratio(2, 4).mid == pytest.approx(r["images_per_s"].ratio(4, 2).mid)
 
@@ -191,7 +191,7 @@ def test_stable_text_is_the_same_in_two_runs():
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_same_is_not_called_different(busy):
     """A/A: a callable against itself. The whole bar, 100 comparisons, with PERFLAB_TRIALS=100."""
-    trials = int(os.environ.get("PERFLAB_TRIALS", 12))
+    trials = int(os.environ.get("PERFLAB_TRIALS", "12"))
     a = torch.randn(220, 220)
     torch.set_num_threads(1)
     with _neighbour() if busy else contextlib.nullcontext():
@@ -210,7 +210,7 @@ def test_a_planted_difference_is_seen_and_never_reversed(factor):
         while time.perf_counter() < until:
             pass
 
-    trials = int(os.environ.get("PERFLAB_TRIALS", 20)) // 5
+    trials = int(os.environ.get("PERFLAB_TRIALS", "20")) // 5
     states = [
         vary("scale", {"slow": factor, "fast": 1.0}, spin, study="t.planted").ratio("slow", "fast").differs()
         for _ in range(trials)

@@ -1,0 +1,323 @@
+"""The schedule of a study: what is measured when, for how long, and what happens when it fails."""
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from perflab.errors import PerflabError
+
+from . import closing, conditions, machine, record, seat, timing
+from .estimate import interval
+from .progress import bar
+from .result import TWIN, Result, Work
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a schedule goes on. A value has a figure per round; the first round is dropped."""
+
+    enough_rounds: int  # before a narrow interval ends the schedule
+    most_rounds: int
+    budget_s: float  # ends the schedule, but not before `least_rounds`
+    width: float = 0.02  # an interval of a log-ratio is narrow at plus or minus this
+    least_rounds: int = 6  # below six there is no 95 % interval
+    sample_s: float = 0.005  # one value's figure of one round takes at least this long,
+    blocks: int = 5  # in this many blocks
+
+
+PLANS = {
+    "quick": Plan(enough_rounds=10, most_rounds=60, budget_s=2.5),
+    "full": Plan(enough_rounds=20, most_rounds=60, budget_s=20, width=0.01),
+}
+
+
+def budget() -> str:
+    """ "quick" or "full", from $PERFLAB_BUDGET. Raises PerflabError for anything else."""
+    name = os.environ.get("PERFLAB_BUDGET") or "quick"
+    if name not in PLANS:
+        raise PerflabError(f"PERFLAB_BUDGET={name} is unknown: use one of {', '.join(PLANS)}.")
+    return name
+
+
+def plan() -> Plan:
+    return PLANS[budget()]
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a schedule needs; travels to another process whole."""
+
+    study: str
+    version: int
+    variable: str
+    values: dict[str, object]
+    run: Callable
+    prepare: Callable | None = None
+    counts: Callable | None = None
+    per: str | None = None
+    work: Work = 1
+    fixed: dict = field(default_factory=dict)
+    keep: bool = True
+    clock: str = "wall"
+    plan: Plan = PLANS["quick"]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of the source of what was measured, so that a changed cell is not taken for the old one."""
+        text = repr(sorted(self.values)) + self.clock + str(self.plan)
+        for f in (self.run, self.prepare, self.counts):
+            with contextlib.suppress(OSError, TypeError):
+                text += textwrap.dedent(inspect.getsource(f)) if f else ""
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def work_of(self, name: str) -> float:
+        return float(self.work(self.values[name])) if callable(self.work) else float(self.work)
+
+    def empty(self) -> Result:
+        return Result(
+            self.study,
+            self.version,
+            self.variable,
+            list(self.values),
+            fixed=dict(self.fixed),
+            per=self.per,
+            work={name: self.work_of(name) for name in self.values},
+            machine=machine.facts(),
+            digest=self.digest,
+            taken=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+
+
+class Schedule:
+    """The rounds of one Job: prepares, visits values in random order, notes conditions, decides when to stop."""
+
+    def __init__(self, job: Job, before_visit=lambda name: None, after_round=lambda result: None):
+        self.job = job
+        self.before_visit, self.after_round = before_visit, after_round
+        self.result = job.empty()
+        self.ready: dict[str, object] = {}
+        self.calls: dict[str, int] = {}  # calls in a block; 0: one call is a sample of its own
+        self.first_s: dict[str, float] = {}
+        self.random = random.Random(job.study)
+        self.door = closing.Door()
+
+    def go(self) -> Result:
+        """Measure until the plan is fulfilled. Everything prepared is closed on every path."""
+        before = closing.kin()
+        began = time.perf_counter()
+        threads = _pin_threads()
+        with self.door, contextlib.ExitStack() as hurried, contextlib.ExitStack() as self.stack:
+            try:
+                self._prepare_all()
+                self._rounds(began)
+                self._count_all()
+            except KeyboardInterrupt:  # letting go of it already ends workers, in its frames' destructors
+                self.result.stopped = "interrupted"
+                hurried.enter_context(closing.hurry(before))
+            self._close_all()
+        self.result.seconds = round(time.perf_counter() - began, 3)
+        self.result.settings |= {
+            "budget": budget(),
+            "threads": threads,
+            "clock": self.job.clock,
+            "start_method": _start_method(),
+        }
+        return self.result
+
+    # -- values
+
+    def _enter(self, name: str, stack: contextlib.ExitStack):
+        value = self.job.values[name]
+        made = self.job.prepare(value) if self.job.prepare else value
+        return stack.enter_context(made) if hasattr(made, "__exit__") and self.job.prepare else made
+
+    def _prepare_all(self):
+        for name in self.job.values if self.job.keep else ():
+            self.before_visit(name)
+            try:
+                self.ready[name] = self.door.call(self._enter, name, self.stack)
+            except Exception as e:
+                self._failed(name, "prepare", e)
+
+    def _close_all(self):
+        """Closing is shielded from interrupts; what fails to close is said, and the rest is closed."""
+        for name, prepared in self.ready.items():
+            try:
+                closing.close(prepared)
+            except Exception as e:
+                self.result.reasons.setdefault(name, f"close: {_first_line(e)}")
+        self.ready.clear()
+        try:
+            self.stack.close()
+        except Exception as e:
+            record.once(f"{self.job.study}: a prepared value did not close: {_first_line(e)}")
+        closing.release()
+
+    def _failed(self, name: str, when: str, error: Exception):
+        self.result.reasons[name] = f"{when}: {_first_line(error)}"
+        error.__traceback__ = None  # its frames hold tensors and workers
+        self.ready.pop(name, None)
+        closing.release()
+
+    # -- rounds
+
+    def _rounds(self, began: float):
+        watch = None
+        with bar(self.job.study, "rounds") as shown:
+            for number in range(-1, self.job.plan.most_rounds):
+                names = [v for v in self._visits() if v.removesuffix(TWIN).strip() not in self.result.reasons]
+                if not names:
+                    self.result.stopped = "nothing left to measure"
+                    return
+                self.random.shuffle(names)
+                with seat.hold(seat.device_name(), self.door.check) as waited:
+                    began += waited
+                    watch = watch or conditions.Watch(on_gpu=seat.device_name() != "cpu")
+                    watch.start()
+                    for name in names:
+                        self._visit(name, number)
+                    watch.stop()
+                if number < 0:
+                    watch.rounds.clear()
+                self.result.conditions = watch.summary()
+                self.after_round(self.result)
+                shown.update()
+                if stopped := self._done(number + 1, time.perf_counter() - began):
+                    self.result.stopped = stopped
+                    return
+        self.result.stopped = "rounds"
+
+    def _visits(self) -> list[str]:
+        """The values, and from the first kept round on the cheapest one a second time (A/A)."""
+        names = list(self.job.values)
+        timed = {v: s for v, s in self.first_s.items() if v not in self.result.reasons}
+        if not timed:
+            return names
+        if not any(v.endswith(TWIN) for v in self.calls):
+            cheapest = min(timed, key=timed.get)
+            self.calls[f"{cheapest} {TWIN}"] = self.calls[cheapest]
+            self.result.work[f"{cheapest} {TWIN}"] = self.result.work[cheapest]
+        return names + [v for v in self.calls if v.endswith(TWIN)]
+
+    def _visit(self, visit: str, number: int):
+        name = visit.removesuffix(TWIN).strip()
+        if name in self.result.reasons:
+            return
+        self.before_visit(name)
+        try:
+            with contextlib.ExitStack() as stack:
+                prepared = self.ready[name] if self.job.keep else self.door.call(self._enter, name, stack)
+                if not self.job.keep:
+                    stack.callback(closing.close, prepared)
+                seconds, clocks = self.door.call(self._sample, visit, prepared)
+        except Exception as e:
+            self._failed(name, f"round {number + 1}", e)
+            return
+        if number < 0:
+            return  # the first round is special: workers start, libraries load, caches fill
+        for metric, figures in {"time_s": seconds, **clocks}.items():
+            rows = self.result.samples.setdefault(metric, {}).setdefault(visit, [])
+            rows.append((number, [_short(x) for x in figures]))
+
+    def _sample(self, visit: str, prepared) -> tuple[list[float], Mapping[str, list[float]]]:
+        call = functools.partial(self.job.run, prepared)
+        if self.job.clock == "device":
+            repeats = self.calls.get(visit) or self._size_device(visit, call)
+            return timing.device(call, repeats), {}
+        if visit not in self.calls:
+            return self._size(visit, call)
+        calls = self.calls[visit]
+        seconds, returned = timing.wall(call, max(1, calls), self.job.plan.blocks if calls else 1)
+        return seconds, timing.merge(returned)
+
+    def _size(self, name: str, call):
+        """The first visit: how many calls make a sample. The very first call may hold one-time costs."""
+        seconds, returned = timing.wall(call)
+        once = seconds[0]
+        if once < 0.2:
+            once = min(timing.wall(call, blocks=3)[0])
+        p = self.job.plan
+        short = once < p.sample_s / 2
+        self.calls[name] = max(1, round(p.sample_s / max(once, 1e-9) / p.blocks)) if short else 0
+        self.first_s[name] = once
+        return seconds, timing.merge(returned)
+
+    def _size_device(self, name: str, call) -> int:
+        timing.device(call, 3)
+        once = self.first_s[name] = min(timing.device(call, 5))
+        self.calls[name] = max(5, min(100, round(4 * self.job.plan.sample_s / once)))
+        return self.calls[name]
+
+    def _done(self, kept: int, spent: float) -> str:
+        p = self.job.plan
+        if spent > 3 * p.budget_s or (spent > p.budget_s and kept >= p.least_rounds):
+            return "budget spent"
+        if kept >= p.enough_rounds and kept % 5 == 0 and self._narrow():
+            return "intervals narrow enough"
+        return ""
+
+    def _narrow(self) -> bool:
+        times = self.result.samples.get("time_s", {})
+        first = next((v for v in times if v not in self.result.reasons), None)
+        base = {r: statistics.median(figures) for r, figures in times.get(first, ())}
+        for name, rows in times.items():
+            logs = [math.log(statistics.median(x) / base[r]) for r, x in rows if r in base]
+            _, lo, hi = interval(logs)
+            if name != first and (hi - lo) / 2 > self.job.plan.width:
+                return False
+        return True
+
+    # -- counts
+
+    def _count_all(self):
+        """Exact figures, after the timing: trackers slow code many times over."""
+        for name in self.job.values if self.job.counts else ():
+            if name in self.result.reasons:
+                continue
+            try:
+                self.result.counts[name] = self.door.call(self._count, name)
+            except Exception as e:
+                self._failed(name, "counts", e)
+
+    def _count(self, name: str) -> dict:
+        with contextlib.ExitStack() as stack:
+            prepared = self.ready[name] if self.job.keep else self._enter(name, stack)
+            if not self.job.keep:
+                stack.callback(closing.close, prepared)
+            first, second = dict(self.job.counts(prepared)), dict(self.job.counts(prepared))
+        if first != second:
+            raise ValueError(f"two counts of the same work disagree: {first} and {second}")
+        return first
+
+
+def _short(x: float) -> float:
+    """Seven significant digits: more would only make files larger."""
+    return float(f"{float(x):.7g}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def _pin_threads() -> int:
+    """At most as many intra-op threads as usable cores: torch looks at the affinity, not at the quota."""
+    if torch.get_num_threads() > machine.cores():
+        torch.set_num_threads(machine.cores())
+    return torch.get_num_threads()
+
+
+def _start_method() -> str:
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]

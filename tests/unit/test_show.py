@@ -1,0 +1,120 @@
+"""Figures, tables and explorers: what they hold, that they are the same bytes twice, that they live."""
+
+import io
+import itertools
+import threading
+import time
+
+import ipywidgets as widgets
+import pytest
+from PIL import Image
+
+from perflab import vary
+from perflab.loading.supply import explore_supply, steady_step_s, timeline
+from perflab.show import figures
+from perflab.show.explorer import VIEW, Explorer
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return _sweep([1, 2, 4])
+
+
+def _sweep(values):
+    return vary("ms", values, lambda ms: time.sleep(ms / 1000), study="t.show", per="image", work=2)
+
+
+def _explorer():
+    def draw(ax, n, kind):
+        if n == 9:
+            raise ValueError("nine")
+        ax.plot([0, n])
+        return f"n is {n}"
+
+    return Explorer(draw, "a line.", n=widgets.IntSlider(3, min=1, max=10), kind=widgets.Dropdown(options=["a", "b"]))
+
+
+def test_a_figure_is_the_same_bytes_twice_and_says_what_it_shows(numbers):
+    a, b = figures.picture(numbers), figures.picture(numbers)
+    assert a.data == b.data
+    assert repr(a).startswith("Figure: images_per_s for ms = 1, 2, 4;")
+    shown, metadata = a._repr_mimebundle_()
+    assert metadata["image/png"]["alt"] == a.alt and "image/png" in shown
+    assert Image.open(io.BytesIO(a.data)).size[0] == 2 * a.width
+
+
+def test_labels_and_numbers_are_drawn_alike_with_a_bound(numbers):
+    plain = figures.picture(numbers, "time_s").data
+    bounded = figures.picture(numbers, "time_s", bound=(0.002, "the bound")).data
+    assert plain != bounded
+    by_label = vary("kind", {"a": 1, "b": 2}, lambda ms: time.sleep(ms / 1000), study="t.label")
+    assert figures.picture(by_label, bound=(0.001, "the bound")).data[:4] == b"\x89PNG"
+
+
+def test_the_table_has_each_value_and_the_provenance(numbers):
+    html = figures.table(numbers)
+    assert html.count("<tr>") == 4 and "Measured here" in html
+
+
+def test_a_slider_redraws():
+    e = _explorer()
+    before = e.image.value
+    e.controls["n"].value = 7
+    assert e.ax.lines[0].get_ydata().tolist() == [0, 7] and e.caption.value == "n is 7"
+    assert e.image.value != before and e.image.value[:4] == b"\x89PNG"
+
+
+def test_what_a_browser_sends_redraws():
+    e = _explorer()
+    update = {"method": "update", "state": {"value": 8}, "buffer_paths": []}
+    e.controls["n"]._handle_msg({"content": {"data": update}, "buffers": []})
+    assert e.ax.lines[0].get_ydata().tolist() == [0, 8]
+
+
+def test_an_error_is_shown_and_the_next_move_recovers():
+    e = _explorer()
+    e.controls["n"].value = 9
+    assert isinstance(e.error, ValueError) and "nine" in e.caption.value
+    e.controls["n"].value = 4
+    assert e.error is None
+
+
+def test_many_threads_may_move_sliders():
+    e = _explorer()
+    threads = [threading.Thread(target=setattr, args=(e.controls["n"], "value", i)) for i in (2, 4, 5, 6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert e.error is None and len(e.ax.lines) == 1
+
+
+def test_the_stable_text_names_every_control_and_range():
+    e = _explorer()
+    e.controls["n"].value = 5
+    assert repr(e) == "Explorer(n=3 in 1..10, kind='a' of ['a', 'b']): a line."
+    assert set(e._repr_mimebundle_()[0]) == {VIEW, "image/png", "text/plain"}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 5])
+@pytest.mark.parametrize("step_s", [0.01, 0.2])
+def test_the_modelled_time_line_reaches_the_steady_step(workers, step_s):
+    spans = timeline(0.005, 16, workers, step_s, cores=4, steps=60)
+    steps = [s.start for s in spans if s.kind == "step"]
+    steady = (steps[-1] - steps[29]) / 30
+    assert steady == pytest.approx(steady_step_s(0.005, 16, workers, step_s, cores=4), rel=0.12)
+
+
+def test_a_lane_never_does_two_things_at_once():
+    spans = timeline(0.005, 16, 3, 0.02, cores=2)
+    for lane in {s.lane for s in spans}:
+        own = sorted((s.start, s.end) for s in spans if s.lane == lane)
+        assert all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(own))
+
+
+def test_the_supply_explorer_survives_every_corner():
+    e = explore_supply()
+    for control in e.controls.values():
+        for value in (control.min, control.max):
+            control.value = value
+            assert e.error is None
