@@ -25,7 +25,7 @@ from perflab.errors import PerflabError
 PARTS = ("wait", "copy", "host", "device")
 AS_IS, CACHED, ON_DEVICE, PROFILED = "as it is", "one batch again", "batch on the device", "profiled"
 CHANGE = 0.01  # an intervention changes the loop it looks at by about this share of a step
-VISIT_S = 0.25  # timed steps of one visit
+VISITS = 40  # the timed steps of one visit take about this fraction of the whole
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ def split(
 
     step(batch): one training step on a batch as the loader gives it, copying it to the device if need be.
     The model is trained on meanwhile: for some dozens of steps, most of them on one batch.
-    loader: a DataLoader or any iterable of batches. steps: timed steps a visit (default: 0.2 s worth).
-    budget_s: seconds for the whole (default 5, or 30 at full budget). Raises PerflabError for a loader
+    loader: a DataLoader or any iterable of batches. steps: timed steps a visit (default: as many as fit).
+    budget_s: seconds for the whole (default 4, or 30 at full budget). Raises PerflabError for a loader
     without a batch; a step that raises is a row of the result with its reason.
     """
     if not callable(step) or not hasattr(loader, "__iter__"):
         raise PerflabError("split(step, loader) takes a function of one batch and an iterable of batches.")
-    loop = _Loop(step, loader, steps)
-    seconds = budget_s or (30.0 if budget() == "full" else 5.0)
+    seconds = budget_s or (30.0 if budget() == "full" else 4.0)
+    loop = _Loop(step, loader, steps, seconds / VISITS)
     kinds = [AS_IS, CACHED] + [ON_DEVICE, PROFILED] * (machine.device() == "cuda")
     result = vary("fed", kinds, loop.run, prepare=loop.feed, study=study, keep=False, budget_s=seconds, fixed=fixed)
     return Split(result)
@@ -167,8 +167,8 @@ def split(
 class _Loop:
     """The learner's loop and the ways to feed it. One batch is kept for the ways that do not load."""
 
-    def __init__(self, step, loader, steps: int | None):
-        self.step, self.loader = step, loader
+    def __init__(self, step, loader, steps: int | None, visit_s: float):
+        self.step, self.loader, self.visit_s = step, loader, visit_s
         self.steps = dict.fromkeys((AS_IS, CACHED, ON_DEVICE, PROFILED), steps)
         self.batch = None
         self.workers = getattr(loader, "num_workers", 0)
@@ -189,7 +189,7 @@ class _Loop:
             self._go(batches, ahead + 1)
             if self.steps[kind] is None:
                 once = min(self._go(batches, 1) for _ in range(3))
-                wanted = max(3, min(50, round(VISIT_S / once)))
+                wanted = max(3, min(50, round(self.visit_s / once)))
                 self.steps[kind] = wanted + -wanted % max(1, self.workers)  # workers deliver in turns
             yield kind, batches
         finally:
