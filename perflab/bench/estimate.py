@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .units import quantity
+from .units import digits, quantity, step_of
 
 HOLDS, NOT, CANNOT = "HOLDS HERE", "DOES NOT HOLD HERE", "CANNOT TELL"
 LEVEL = 0.95
@@ -148,22 +148,23 @@ class Estimate:
         return self._finding(state, f"different from 1 by more than {floor:.0%}")
 
     def _plain(self, x: float) -> str:
-        return quantity(x, self.unit)
+        return quantity(x, self.unit) if self.unit else f"{x:g}"
 
     def _finding(self, state: str, threshold: str) -> Finding:
         return Finding(state, f"{self.what} {threshold}", str(self), self.exact, self.source)
 
     @property
     def limits(self) -> str:
-        """The interval as text: "12.1 to 12.9 ms", or that there are too few rounds for one."""
+        """The interval as text, in the unit of the centre: "12.1 to 12.9"; or that there is none yet."""
         if self.n < 6:
             return f"no interval from {self.n} round{'s' * (self.n != 1)}"
-        return f"{self._plain(self.lo)} to {self._plain(self.hi)}"
+        factor, _ = step_of(self.mid, self.unit)
+        return f"{digits(self.lo / factor)} to {digits(self.hi / factor)}"
 
     def __str__(self):
         if self.why:
             return self.why
-        return self._plain(self.mid) if self.exact else f"{self._plain(self.mid)} ({self.limits})"
+        return self._plain(self.mid) if self.exact else f"{quantity(self.mid, self.unit)} ({self.limits})"
 
     def __repr__(self):
         return str(self) if self.exact else f"{self.what} (timed)"

@@ -126,6 +126,7 @@ class Result:
     fixed: dict = field(default_factory=dict)
     per: str | None = None
     work: dict[str, float] = field(default_factory=dict)
+    shows: list[str] = field(default_factory=list)  # the metrics of its figure, where not the main one
     machine: dict = field(default_factory=dict)
     conditions: dict = field(default_factory=dict)
     settings: dict = field(default_factory=dict)
@@ -165,9 +166,9 @@ class Result:
         return [*self.samples, *([self.rate_name] if self.per and "time_s" in self.samples else [])]
 
     @property
-    def main(self) -> str:
-        """The metric that a figure shows: the rate where work is known, else the time."""
-        return self.metrics[-1] if self.per else next(iter(self.samples), "")
+    def drawn(self) -> list[str]:
+        """The metrics that its figure shows: those asked for, else the rate where work is known, else the time."""
+        return self.shows or self.metrics[-1:] if self.per or self.shows else self.metrics[:1]
 
     def ratio(self, a, b) -> Estimate:
         """Time of `a` over time of `b` for the same work: 2 says that `b` is twice as fast."""
@@ -281,7 +282,7 @@ class Result:
     # -- on disk
 
     def to_json(self) -> dict:
-        return {k: v for k, v in asdict(self).items() if k not in ("source", "asked")}
+        return {k: v for k, v in asdict(self).items() if k not in ("source", "asked", "shows")}
 
     @classmethod
     def from_json(cls, data: dict, source: str = "here") -> "Result":

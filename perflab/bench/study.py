@@ -33,6 +33,7 @@ def vary(
     counts: Callable | None = None,
     per: str | None = None,
     work: Work = 1,
+    shows: Sequence[str] = (),
     fixed: dict | None = None,
     needs: Sequence[str] = (),
     where: Callable[[Job], Result] = here,
@@ -48,6 +49,7 @@ def vary(
     prepare(value): builds what `run` is timed on; may be a context manager. Default: the value itself.
     counts(prepared): exact figures by name, taken twice outside the timing; they must agree.
     per, work: what one call handles ("image", 64), for rates; `work` may be a function of the value.
+    shows: the metrics that the figure shows, of one unit; by default the rate, or the time.
     fixed: labels that tell variants of a study apart.
     needs: "cuda", "2 cuda", "compiler" or a package; unmet, a recorded result stands in and says so.
     where: `here`, or `fresh()` for what may spoil its process.
@@ -63,7 +65,22 @@ def vary(
     if clock not in ("wall", "device"):
         raise PerflabError(f'clock={clock!r} is unknown: use "wall" or "device".')
     chosen = plan() if budget_s is None else replace(plan(), budget_s=budget_s)
-    job = Job(study, version, variable, named, run, prepare, counts, per, work, fixed or {}, keep, clock, chosen)
+    job = Job(
+        study,
+        version,
+        variable,
+        named,
+        run,
+        prepare=prepare,
+        counts=counts,
+        per=per,
+        work=work,
+        shows=tuple(shows),
+        fixed=fixed or {},
+        keep=keep,
+        clock=clock,
+        plan=chosen,
+    )
     needs = [*needs, "cuda"] if clock == "device" else needs
     if (known := _replayed(job, needs)) is not None:
         return known
@@ -127,6 +144,13 @@ def _named(values) -> dict[str, object]:
 
 def _replayed(job: Job, needs: Sequence[str]) -> Result | None:
     """The result that stands for this job without measuring: a replay, a stand-in, a resumed one."""
+    found = _found(job, needs)
+    if found is not None:
+        found.shows = list(job.shows)
+    return found
+
+
+def _found(job: Job, needs: Sequence[str]) -> Result | None:
     if name := record.replayed_machine():
         found = record.recorded(name, job.study, job.version, job.fixed)
         if found is None:

@@ -74,6 +74,7 @@ class Prediction:
         if answered and not any(record.entries("reveals", self.question)):
             record.append("reveals", self.question, {"guess": self.guess, "truth": measured.mid})
         fig, ax = style.figure(height=2.1)
+        plate = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         rows = [(measured, "measured here" if measured.source == "here" else measured.source, style.HERE)]
         rows += [(e, name, style.RECORDED) for name, e in (beside or {}).items() if e.why == ""]
         if measured.source != "here":
@@ -82,7 +83,7 @@ class Prediction:
             spread = [[e.mid - e.lo], [e.hi - e.mid]] if math.isfinite(e.lo + e.hi) else None
             ax.errorbar([e.mid], [y], xerr=spread, fmt="o", color=colour, capsize=4)
             text = f"{name}: {digits(e.mid)} {self.unit}".rstrip()
-            ax.annotate(text, (e.mid, y), (0, 7), textcoords="offset points", color=colour, ha="center")
+            ax.annotate(text, (e.mid, y), (0, 7), textcoords="offset points", color=colour, ha="center", bbox=plate)
         if self.guess is not None:
             ax.plot([self.guess], [0], "D", color=style.PARTS[1], markersize=8)
             ax.annotate(

@@ -3,11 +3,12 @@
 import html
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from perflab.bench import machine, record
+from perflab.bench import record
 from perflab.bench.estimate import Estimate
 from perflab.bench.result import Result
-from perflab.bench.units import digits, step_of
+from perflab.bench.units import digits, step_of, unit_of
 
 from . import style
 
@@ -46,6 +47,15 @@ def _cell(text) -> str:
     return html.escape(str(text)).replace("_", "_<wbr>")
 
 
+@dataclass(frozen=True)
+class Series:
+    """One row of points in a figure: a metric of one result, over its values."""
+
+    name: str
+    colour: str
+    points: dict[str, Estimate]
+
+
 @style.styled
 def picture(
     result: Result,
@@ -53,20 +63,29 @@ def picture(
     beside: Sequence[Result] | None = None,
     bound: tuple[float, str] | None = None,
 ) -> style.Picture:
-    """The main metric over the values: this result in colour with its interval, recorded ones in grey.
+    """A metric over the values: this machine in colour with its interval, recorded machines in grey.
 
-    `bound` is a dashed line: its height in the metric's unit, and its name.
+    Without `metric`, those that the result shows. `bound` is a dashed line: its height in the metric's
+    unit, and its name.
     """
-    metric = metric or result.main
+    metrics = [metric] if metric else result.drawn
     beside = record.beside(result) if beside is None else beside
-    series = [(r, style.HERE if r is result and r.source == "here" else style.RECORDED) for r in (result, *beside)]
-    series = [(r, colour) for r, colour in series if metric in r.metrics and r.measured]
-    seen = [(r, colour, {v: r[metric].of(v) for v in r.measured}) for r, colour in series]
+    shown = [r for r in (result, *beside) if r.measured]
+    series = [_series(r, m, k, len(metrics)) for r in shown for k, m in enumerate(metrics) if m in r.metrics]
     numeric = len(result.values) > 2 and all(_number(v) is not None for v in result.values)
-    draw = _over_numbers if numeric else _by_label
-    fig = draw(result, metric, seen, bound)
-    over = f"{metric} for {result.variable} = {', '.join(result.values)}"
+    draw = _over_numbers if numeric and len(metrics) == 1 else _by_label
+    fig, ax = draw(result, metrics[0], series, bound)
+    if result.source != "here":
+        ax.set_title(f"recorded on {', '.join(sorted({r.source for r in shown}))}", color=style.RECORDED)
+    over = f"{' and '.join(metrics)} for {result.variable} = {', '.join(result.values)}"
     return style.Picture.of(fig, f"{over}; points are centres over the rounds, bars 95 % intervals.")
+
+
+def _series(r: Result, metric: str, k: int, of: int) -> Series:
+    machine = "this machine" if r.source == "here" else r.source
+    colour = style.PARTS[k] if of > 1 else style.HERE if r.source == "here" else style.RECORDED
+    name = metric if of > 1 and r.source == "here" else f"{metric}, {machine}" if of > 1 else machine
+    return Series(name, colour, {v: r[metric].of(v) for v in r.measured})
 
 
 def _number(name: str) -> float | None:
@@ -77,8 +96,8 @@ def _number(name: str) -> float | None:
     return x if math.isfinite(x) else None
 
 
-def _scale(seen, bound, unit: str) -> tuple[float, str]:
-    mids = [e.mid for _, _, by_value in seen for e in by_value.values()] + ([bound[0]] if bound else [])
+def _scale(series: list[Series], bound, unit: str) -> tuple[float, str]:
+    mids = [e.mid for s in series for e in s.points.values()] + ([bound[0]] if bound else [])
     return step_of(max(mids), unit)
 
 
@@ -92,36 +111,33 @@ def _top(e: Estimate) -> float:
     return e.hi if math.isfinite(e.hi) else e.mid
 
 
-def _name(r: Result) -> str:
-    return "this machine" if r.source == "here" else r.source
-
-
 def _axis(metric: str, unit: str) -> str:
-    words = metric.removesuffix("_s").removesuffix("_per").removesuffix("_bytes").replace("_", " ")
-    return f"{words} ({unit})" if not metric.endswith("_per_s") else unit
+    if metric.endswith("_per_s") or unit == "%":
+        return unit
+    return f"{metric.removesuffix('_s').removesuffix('_bytes').replace('_', ' ')} ({unit})"
 
 
-def _wide(seen) -> bool:
-    mids = [e.mid for _, _, by_value in seen for e in by_value.values() if e.mid > 0]
+def _wide(series: list[Series]) -> bool:
+    mids = [e.mid for s in series for e in s.points.values() if e.mid > 0]
     return len(mids) > 1 and max(mids) / min(mids) > 20
 
 
-def _over_numbers(result: Result, metric: str, seen, bound):
+def _over_numbers(result: Result, metric: str, series: list[Series], bound):
     fig, ax = style.figure()
-    factor, unit = _scale(seen, bound, result[metric].unit if metric in result.metrics else "")
-    for r, colour, by_value in seen:
-        points = sorted((float(v), e) for v, e in by_value.items())
+    factor, unit = _scale(series, bound, unit_of(metric))
+    for s in series:
+        points = sorted((float(v), e) for v, e in s.points.items())
         xs, ys = [x for x, _ in points], [e.mid / factor for _, e in points]
-        ax.plot(xs, ys, "o-", color=colour, markersize=4)
+        ax.plot(xs, ys, "o-", color=s.colour, markersize=4)
         for x, e in points:
-            ax.errorbar([x], [e.mid / factor], _whisker(e, factor), color=colour, capsize=2, linewidth=1)
-        ax.annotate(_name(r), (xs[-1], ys[-1]), (6, 0), textcoords="offset points", color=colour, va="center")
+            ax.errorbar([x], [e.mid / factor], _whisker(e, factor), color=s.colour, capsize=2, linewidth=1)
+        ax.annotate(s.name, (xs[-1], ys[-1]), (6, 0), textcoords="offset points", color=s.colour, va="center")
     xs = sorted(float(v) for v in result.values)
     if min(xs) > 0 and xs[-1] / xs[0] >= 8:
         ax.set_xscale("log", base=2)
     ax.set_xticks(xs, [digits(x) if x != int(x) else f"{int(x)}" for x in xs])
     ax.minorticks_off()
-    if _wide(seen):
+    if _wide(series):
         ax.set_yscale("log")
     else:
         ax.set_ylim(bottom=0)
@@ -131,40 +147,31 @@ def _over_numbers(result: Result, metric: str, seen, bound):
     ax.set_xlabel(result.variable)
     ax.set_ylabel(_axis(metric, unit))
     ax.margins(x=0.14)
-    return fig
+    return fig, ax
 
 
-def _by_label(result: Result, metric: str, seen, bound):
-    names = list(dict.fromkeys(v for _, _, by_value in seen for v in by_value))
-    fig, ax = style.figure(height=0.9 + 0.42 * len(names) * max(1, len(seen)) ** 0.7)
-    factor, unit = _scale(seen, bound, seen[0][0][metric].unit)
-    for k, (r, colour, by_value) in enumerate(seen):
-        shift = (k - (len(seen) - 1) / 2) * 0.36
-        for i, v in enumerate(names):
-            if v not in by_value:
-                continue
-            e = by_value[v]
-            ax.errorbar(
-                [e.mid / factor], [i + shift], xerr=_whisker(e, factor), fmt="o", color=colour, capsize=3, markersize=6
-            )
-            text = f"{digits(e.mid / factor)} {unit}" + (f" ({_name(r)})" if i == 0 and len(seen) > 1 else "")
-            ax.annotate(text, (e.mid / factor, i + shift), (0, 6), textcoords="offset points", color=colour, fontsize=9)
+def _by_label(result: Result, metric: str, series: list[Series], bound):
+    names = [v for v in result.values if any(v in s.points for s in series)]
+    fig, ax = style.figure(height=0.9 + 0.42 * len(names) * max(1, len(series)) ** 0.7)
+    factor, unit = _scale(series, bound, unit_of(metric))
+    for k, s in enumerate(series):
+        shift = (k - (len(series) - 1) / 2) * 0.8 / len(series)
+        for v, e in s.points.items():
+            x, y = e.mid / factor, names.index(v) + shift
+            ax.errorbar([x], [y], xerr=_whisker(e, factor), fmt="o", color=s.colour, capsize=3, markersize=6)
+            said = f"{digits(x)} {unit}" + (f" ({s.name})" if y < 0.5 and len(series) > 1 else "")
+            ax.annotate(said, (x, y), (0, 6), textcoords="offset points", color=s.colour, fontsize=9)
     ax.set_yticks(range(len(names)), names)
-    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.set_ylim(len(names) - 0.4, -0.7)
     ax.grid(axis="y", visible=False)
-    if _wide(seen):
+    if _wide(series):
         ax.set_xscale("log")
         ax.margins(x=0.15)
     else:
-        ax.set_xlim(0, max(_top(e) for _, _, by_value in seen for e in by_value.values()) / factor * 1.2)
+        ax.set_xlim(0, max(_top(e) for s in series for e in s.points.values()) / factor * 1.3)
     if bound:
         ax.axvline(bound[0] / factor, color=style.BOUND, linestyle="--")
-        ax.annotate(
-            bound[1], (bound[0] / factor, -0.5), (3, 0), textcoords="offset points", color=style.BOUND, fontsize=9
-        )
+        at = (bound[0] / factor, -0.6)
+        ax.annotate(bound[1], at, (3, 0), textcoords="offset points", color=style.BOUND, fontsize=9)
     ax.set_xlabel(_axis(metric, unit))
-    if not result.measured and result.source == "here":
-        ax.set_title(f"not measured here; recorded on {seen[0][0].source}", color=style.RECORDED)
-    elif result.source != "here":
-        ax.set_title(f"recorded on {machine.named(result.machine).split(',')[0]}", color=style.RECORDED)
-    return fig
+    return fig, ax

@@ -180,9 +180,9 @@ def slow_loader(make):
 def test_an_interrupt_frees_the_gpu(tmp_path):
     script = tmp_path / "s.py"
     script.write_text(
-        "import torch\n"
+        "import random, time, torch\n"
         "from perflab import vary\n"
-        "def run(a): a @ a; torch.cuda.synchronize()\n"
+        "def run(a): a @ a; time.sleep(random.random() / 3)\n"
         "def prepare(n): return torch.randn(n, n, device='cuda')\n"
         "if __name__ == '__main__':\n"
         "    print('go', flush=True)\n"
