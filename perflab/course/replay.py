@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from perflab import places
+from perflab.bench.files import put
 from perflab.course.form import as_text, normalise, paths, write
 from perflab.course.kernel import execute
 from perflab.errors import PerflabError
@@ -35,9 +36,23 @@ def replay(path: Path, machine: str = MACHINE) -> str:
         return as_text(normalise(execute(path, replay_env(Path(home), machine))))
 
 
+def readme_figure() -> bytes:
+    """The PNG that the README shows, drawn from the recorded result."""
+    from perflab.bench.record import recorded
+    from perflab.show.figures import picture
+
+    result = recorded(MACHINE, "00.utilisation", 1, {})
+    result.shows = ["nvml_percent", "sm_percent"]
+    return picture(result, beside=()).data
+
+
 def run_notebooks(names: str | Path | Iterable[str | Path] = (), machine: str = MACHINE) -> list[Path]:
-    """Replay the named notebooks (all without names), write back those that changed, and return these."""
+    """Replay the named notebooks (all without names), write back those that changed, and return these.
+
+    The figure of the README is drawn anew as well.
+    """
     changed = []
+    put(places.DATA / "utilisation.png", readme_figure())
     for path in paths(names):
         start = time.perf_counter()
         new = write(path, replay(path, machine))

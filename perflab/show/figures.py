@@ -84,7 +84,7 @@ def picture(
 def _series(r: Result, metric: str, k: int, of: int) -> Series:
     machine = "this machine" if r.source == "here" else r.source
     colour = style.PARTS[k] if of > 1 else style.HERE if r.source == "here" else style.RECORDED
-    name = metric if of > 1 and r.source == "here" else f"{metric}, {machine}" if of > 1 else machine
+    name = metric if of > 1 else machine
     return Series(name, colour, {v: r[metric].of(v) for v in r.measured})
 
 
@@ -164,7 +164,9 @@ def _by_label(result: Result, metric: str, series: list[Series], bound):
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.7)
     ax.grid(axis="y", visible=False)
-    if _wide(series):
+    if unit == "%":
+        ax.set_xlim(0, 118)
+    elif _wide(series):
         ax.set_xscale("log")
         ax.margins(x=0.15)
     else:
