@@ -1,6 +1,7 @@
 """What all tests share: which notebooks are meant, and a plain account at the end of what was run."""
 
 import json
+import signal
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" leaves it ignored, children too
     if config.getoption("--notebook"):
         chosen_notebooks(config)  # a wrong name is said once, and not by every test
     config.stash[NOTES] = []

@@ -273,6 +273,8 @@ class Result:
             parts.append(f"A/A {self.noise}")
         if self.crowded:
             parts.append(self.crowded)
+        if (waited := self.conditions.get("waited_s", 0)) > 1:
+            parts.append(f"waited {waited:.0f} s for others to give up the seat")
         if self.conditions.get("throttled"):
             parts.append(f"throttled by {', '.join(self.conditions['throttled'])}")
         if self.conditions.get("neighbours"):

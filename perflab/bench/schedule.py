@@ -114,6 +114,7 @@ class Schedule:
         self.ready: dict[str, object] = {}
         self.calls: dict[str, int] = {}  # calls in a block; 0: one call is a sample of its own
         self.first_s: dict[str, float] = {}
+        self.threads = _usable_threads()
         self.random = random.Random(job.study)
         self.door = closing.Door()
 
@@ -121,7 +122,6 @@ class Schedule:
         """Measure until the plan is fulfilled. Everything prepared is closed on every path."""
         before = closing.kin()
         began = time.perf_counter()
-        threads = _pin_threads()
         with self.door, contextlib.ExitStack() as hurried, contextlib.ExitStack() as self.stack:
             try:
                 self._prepare_all()
@@ -130,11 +130,12 @@ class Schedule:
             except KeyboardInterrupt:  # letting go of it already ends workers, in its frames' destructors
                 self.result.stopped = "interrupted"
                 hurried.enter_context(closing.hurry(before))
-            self._close_all()
+            finally:
+                self._close_all()
         self.result.seconds = round(time.perf_counter() - began, 3)
         self.result.settings |= {
             "budget": budget(),
-            "threads": threads,
+            "threads": self.threads,
             "clock": self.job.clock,
             "start_method": _start_method(),
         }
@@ -172,13 +173,14 @@ class Schedule:
     def _failed(self, name: str, when: str, error: Exception):
         self.result.reasons[name] = f"{when}: {_first_line(error)}"
         error.__traceback__ = None  # its frames hold tensors and workers
-        self.ready.pop(name, None)
+        with contextlib.suppress(Exception):  # the first reason is the one to tell
+            closing.close(self.ready.pop(name, None))
         closing.release()
 
     # -- rounds
 
     def _rounds(self, began: float):
-        watch = None
+        watch, idle = None, 0.0
         with bar(self.job.study, "rounds") as shown:
             for number in range(-1, self.job.plan.most_rounds):
                 names = [v for v in self._visits() if v.removesuffix(TWIN).strip() not in self.result.reasons]
@@ -187,7 +189,7 @@ class Schedule:
                     return
                 self.random.shuffle(names)
                 with seat.hold(seat.device_name(), self.door.check) as waited:
-                    began += waited
+                    began, idle = began + waited, idle + waited
                     watch = watch or conditions.Watch(on_gpu=seat.device_name() != "cpu")
                     watch.start()
                     for name in names:
@@ -195,7 +197,7 @@ class Schedule:
                     watch.stop()
                 if number < 0:
                     watch.rounds.clear()
-                self.result.conditions = watch.summary()
+                self.result.conditions = watch.summary() | {"waited_s": round(idle, 2)}
                 self.after_round(self.result)
                 shown.update()
                 if stopped := self._done(number + 1, time.perf_counter() - began):
@@ -220,6 +222,7 @@ class Schedule:
         if name in self.result.reasons:
             return
         self.before_visit(name)
+        torch.set_num_threads(self.threads)
         try:
             with contextlib.ExitStack() as stack:
                 prepared = self.ready[name] if self.job.keep else self.door.call(self._enter, name, stack)
@@ -318,11 +321,9 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-def _pin_threads() -> int:
-    """At most as many intra-op threads as usable cores: torch looks at the affinity, not at the quota."""
-    if torch.get_num_threads() > machine.cores():
-        torch.set_num_threads(machine.cores())
-    return torch.get_num_threads()
+def _usable_threads() -> int:
+    """The intra-op threads in force, at most the usable cores: torch looks at the affinity, not at the quota."""
+    return min(torch.get_num_threads(), machine.cores())
 
 
 def _start_method() -> str:

@@ -92,6 +92,14 @@ def _holder(fd: int) -> str:
         return "a process that left no name"
 
 
+def _timeout_s() -> float:
+    text = os.environ.get("PERFLAB_SEAT_TIMEOUT") or "600"
+    try:
+        return float(text)
+    except ValueError:
+        raise PerflabError(f"PERFLAB_SEAT_TIMEOUT={text} is no number: give seconds, such as 600.") from None
+
+
 @contextlib.contextmanager
 def hold(name: str, stop: Callable[[], None] = lambda: None, timeout_s: float | None = None):
     """Wait for the seat of device `name`, keep it for the block, give it back. Yields the seconds waited.
@@ -104,7 +112,7 @@ def hold(name: str, stop: Callable[[], None] = lambda: None, timeout_s: float | 
         yield 0.0
         return
     began = time.monotonic()
-    limit = timeout_s if timeout_s is not None else float(os.environ.get("PERFLAB_SEAT_TIMEOUT", "600"))
+    limit = _timeout_s() if timeout_s is None else timeout_s
     before = os.environ.get(_INHERITED)
     with contextlib.ExitStack() as stack:
         seat = _open(name)

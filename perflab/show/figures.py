@@ -20,7 +20,7 @@ def display_result(result: Result):
     beside = record.beside(result)
     shown = {"text/plain": repr(result), "text/html": table(result, beside)}
     display(shown, raw=True)
-    if sum(len(r.measured) for r in (result, *beside) if r.metrics) > 1:  # one point is no figure
+    if len(result.values) > 1 and any(r.measured for r in (result, *beside)):  # one value is no figure
         display(picture(result, beside=beside))
 
 

@@ -31,10 +31,10 @@ def test_a_crash_a_hang_and_exhausted_memory_are_rows_with_reasons():
         time.sleep(0.001)
 
     kinds = ["fine", "crashes", "hangs", "exhausts", "exits", "also fine"]
-    r = vary("kind", kinds, run, study="t.fresh", where=fresh(timeout_s=15, memory_bytes=2 * 2**30))
+    r = vary("kind", kinds, run, study="t.fresh", where=fresh(timeout_s=8, memory_bytes=2 * 2**30))
     assert r.measured == ["fine", "also fine"] and r.values == kinds
     assert "SIGSEGV" in r.reasons["crashes"]
-    assert "no answer within 15 s" in r.reasons["hangs"]
+    assert "no answer within 8 s" in r.reasons["hangs"]
     assert "2.00 GiB of memory" in r.reasons["exhausts"]
     assert "status 3" in r.reasons["exits"]
     assert r.ratio("fine", "also fine").n >= 6

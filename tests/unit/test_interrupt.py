@@ -87,7 +87,7 @@ def _workers(sid: int, server: set[int]) -> list[psutil.Process]:
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_an_interrupt_leaves_nothing_and_loses_nothing(method, persistent, to_group, tmp_path):
     """The whole bar, 20 moments each, with PERFLAB_TRIALS=20."""
-    trials = int(os.environ.get("PERFLAB_TRIALS", "4"))
+    trials = int(os.environ.get("PERFLAB_TRIALS", "2"))
     (tmp_path / "perflab_test_data.py").write_text(DATA)
     script = tmp_path / "sweep.py"
     script.write_text(SWEEP)

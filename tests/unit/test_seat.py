@@ -95,3 +95,9 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("PERFLAB_SEATS", str(tmp_path / "file"))
     with pytest.raises(PerflabError, match="PERFLAB_SEATS"), seat.hold("cpu"):
         pass
+
+
+def test_a_timeout_that_is_no_number_is_one_sentence(monkeypatch):
+    monkeypatch.setenv("PERFLAB_SEAT_TIMEOUT", "soon")
+    with pytest.raises(PerflabError, match="seconds"), seat.hold("cpu"):
+        pass
