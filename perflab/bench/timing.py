@@ -36,10 +36,10 @@ def _steady():
             gc.enable()
 
 
-def wall(call: Callable[[], object], calls: int = 1, blocks: int = 1) -> tuple[list[float], list]:
+def wall(call: Callable[[], object], calls: int = 1, blocks: int = 1) -> tuple[list[float], list[Samples]]:
     """Host seconds of one call, the device included: `blocks` figures, each the mean of `calls` calls.
 
-    The device is synchronised before and after each block. Also returns what the calls returned.
+    The device is synchronised before and after each block. Also returns the Samples that calls returned.
     """
     seconds, returned = [], []
     with _steady():
@@ -48,9 +48,11 @@ def wall(call: Callable[[], object], calls: int = 1, blocks: int = 1) -> tuple[l
             began = time.perf_counter()
             for _ in range(calls):
                 got = call()
+                if isinstance(got, Samples):
+                    returned.append(got)
+                got = None  # a result that is kept makes the next call take fresh memory
             synchronize()
             seconds.append((time.perf_counter() - began) / calls)
-            returned.append(got)
     return seconds, returned
 
 
@@ -103,11 +105,11 @@ def union(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def merge(returned: list) -> Mapping[str, list[float]]:
+def merge(returned: list[Samples]) -> Mapping[str, list[float]]:
     """The clocks that the calls of one sample reported, as lists by name; empty if they reported none."""
     named: dict[str, list[float]] = {}
     for got in returned:
-        for name, value in got.items() if isinstance(got, Samples) else ():
+        for name, value in got.items():
             named.setdefault(name, []).extend(value if isinstance(value, list | tuple) else [value])
     return named
 
