@@ -27,6 +27,7 @@ AS_IS, CACHED, ON_DEVICE, PROFILED = "as it is", "one batch again", "batch on th
 # What an intervention changes besides what it takes away: a share of a step, and the seconds that waking up
 # after a pause costs; together at most a twentieth of a step.
 CHANGE, WAKE_S, MOST = 0.01, 0.0005, 0.05
+VISITS = 40  # the timed steps of one visit take about this fraction of the whole
 
 
 @dataclass(frozen=True)
