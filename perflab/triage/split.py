@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from perflab.bench import closing, machine, record, timing
-from perflab.bench.estimate import CANNOT, Estimate, Finding
+from perflab.bench.estimate import CANNOT, HOLDS, Estimate, Finding
 from perflab.bench.result import Result
 from perflab.bench.schedule import budget
 from perflab.bench.study import vary
@@ -78,15 +78,15 @@ class Split:
 
     @property
     def largest(self) -> Finding:
-        """Which part is the largest, where it is 1.5 times the next one or more; else CANNOT TELL."""
-        seen = self.known()
-        known = sorted(seen, key=lambda p: -seen[p].mid)
+        """Is the largest part clearly the largest, 1.5 times the next one or more?"""
+        known = sorted(self.known().items(), key=lambda pair: -pair[1].mid)
+        source = self.result.source
         if len(known) < 2:
-            return Finding(CANNOT, "one part is the largest", "fewer than two parts are known")
-        first, second = known[:2]
-        clear = seen[first].lo >= 1.5 * seen[second].hi
-        text = f"{first} {seen[first].mid:.0%}, {second} {seen[second].mid:.0%}"
-        return Finding("HOLDS HERE" if clear else CANNOT, f"{first} is the largest part", text)
+            return Finding(CANNOT, "one part is the largest", "fewer than two parts are known", source=source)
+        (first, most), (second, next_) = known[:2]
+        seen = f"{first} {most.mid:.0%}, {second} {next_.mid:.0%}"
+        state = HOLDS if most.lo >= 1.5 * next_.hi else CANNOT
+        return Finding(state, f"{first} is the largest part", seen, source=source)
 
     def _rounds(self) -> list[dict[str, float]]:
         """Per round: seconds of a step as it is, cached, on the device, and its busy seconds."""
@@ -119,7 +119,9 @@ class Split:
             text = e.why or f"{e.mid:6.1%}  ({max(0, e.lo):.1%} to {min(1, e.hi):.1%})"
             more = "" if e.why or part == "host" else f"  at most x{self.bound(part).mid:.2f} without it"
             lines.append(f"{part:7} {text}{more}")
-        return "\n".join([*lines, str(self.largest), self.result.provenance])
+        largest = self.largest
+        clear = f"{largest.rule}." if largest.state == HOLDS else f"CANNOT TELL whether {largest.rule}."
+        return "\n".join([*lines, clear, self.result.provenance])
 
     def _ipython_display_(self):
         from IPython.display import display
