@@ -9,7 +9,7 @@ import importlib
 _HOME = {
     "vary": "bench.study",
     "observe": "bench.study",
-    "budget": "bench.schedule",
+    "budget": "bench.job",
     "samples": "bench.timing",
     "release": "bench.closing",
     "fresh": "bench.elsewhere",

@@ -12,6 +12,6 @@ RECORDED = DATA / "recorded"
 def home() -> Path:
     """The learner's own folder: `$PERFLAB_HOME`, else `perflab` below the user's data folder (XDG)."""
     if chosen := os.environ.get("PERFLAB_HOME"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "perflab"
+    return Path(os.path.expanduser(data)) / "perflab"

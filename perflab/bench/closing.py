@@ -11,9 +11,12 @@ import os
 import signal
 import sys
 import threading
+import types
 from collections.abc import Mapping
 
 import psutil
+
+GRACE_S = 0.4
 
 _open_doors: list["Door"] = []
 
@@ -28,7 +31,12 @@ if hasattr(os, "register_at_fork"):
 
 
 class Door:
-    """The one way from the schedule to the learner's code: `door.call(f, ...)`. Main thread only."""
+    """The one way from the schedule to the learner's code: `door.call(f, ...)`. Main thread only.
+
+    After an interrupt, workers that appeared since the door was opened get `GRACE_S` to go by themselves,
+    while torch would wait for each of them up to five seconds. Then they are ended: forked copies of this
+    process and children of multiprocessing, not its resource tracker, its fork server or compile pools.
+    """
 
     def __init__(self):
         self.active = threading.current_thread() is threading.main_thread()
@@ -37,20 +45,31 @@ class Door:
         self._calling = False
 
     def __enter__(self):
+        self._before = kin()
+        self._late = threading.Timer(GRACE_S, _end_workers, [self._before])
         if self.active:
             self._previous = signal.signal(signal.SIGINT, self._received), sys.unraisablehook
+            self._on_child = signal.getsignal(signal.SIGCHLD)
             sys.unraisablehook = self._unraisable
             _open_doors.append(self)
         return self
 
     def __exit__(self, *_):
+        if self.hit:
+            self._late.cancel()
+            self._late.join()
+            _end_workers(self._before)
         if self.active:
             handler, sys.unraisablehook = self._previous
+            signal.signal(signal.SIGCHLD, self._on_child)
             signal.signal(signal.SIGINT, handler)
             _open_doors.remove(self)
 
     def _received(self, *_):
-        self.hit = True
+        if not self.hit:
+            self.hit = True
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's own would raise that a worker was killed
+            self._late.start()
         if self._may_raise:
             self._may_raise = False  # once: what cleans up after it must not be interrupted too
             raise KeyboardInterrupt
@@ -79,20 +98,28 @@ class Door:
                 raise KeyboardInterrupt
 
 
+def end_loader_workers(loader) -> None:
+    """End the workers that a DataLoader keeps, or those of its iterator; the loader itself stays usable."""
+    iterator = getattr(loader, "_iterator", None)
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+        loader._iterator = None
+    elif hasattr(loader, "_shutdown_workers"):
+        loader._shutdown_workers()
+
+
 def close(x) -> None:
     """End what a prepared value holds: DataLoader workers, anything with close(), members of containers."""
-    iterator = getattr(x, "_iterator", None)
-    if hasattr(iterator, "_shutdown_workers"):  # a DataLoader with persistent workers
-        iterator._shutdown_workers()
-        x._iterator = None
-    elif hasattr(x, "_shutdown_workers"):
-        x._shutdown_workers()
-    elif isinstance(x, Mapping):
+    if isinstance(x, type | types.ModuleType):
+        return
+    if isinstance(x, Mapping):
         for member in x.values():
             close(member)
     elif isinstance(x, list | tuple):
         for member in x:
             close(member)
+    elif hasattr(x, "_shutdown_workers") or hasattr(x, "_iterator"):
+        end_loader_workers(x)
     elif callable(getattr(x, "close", None)):
         x.close()
 
@@ -111,29 +138,6 @@ def kin() -> dict[tuple[int, float], psutil.Process]:
     return {(p.pid, p.create_time()): p for p in psutil.Process().children(recursive=True)}
 
 
-@contextlib.contextmanager
-def hurry(before, grace_s: float = 0.4):
-    """Around closing after an interrupt: workers that appeared since `before` get `grace_s` to go by
-    themselves, while torch waits for each of them up to five seconds. Then they are ended.
-
-    Only forked copies of this process and children of multiprocessing; its resource tracker, its fork
-    server and compile pools are spared.
-    """
-    main_thread = threading.current_thread() is threading.main_thread()
-    if main_thread:  # torch's handler would raise that a worker was killed, wherever we are
-        handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    late = threading.Timer(grace_s, _end_workers, [before])
-    late.start()
-    try:
-        yield
-    finally:
-        late.cancel()
-        late.join()
-        _end_workers(before)
-        if main_thread:
-            signal.signal(signal.SIGCHLD, handler)
-
-
 def _end_workers(before):
     mine = psutil.Process().cmdline()
     left = []
@@ -141,7 +145,7 @@ def _end_workers(before):
         with contextlib.suppress(psutil.Error):
             command = p.cmdline()
             worker = command == mine or any("multiprocessing-fork" in word for word in command)
-            of_fork_server = any("forkserver" in word for word in p.parent().cmdline())
+            of_fork_server = any("multiprocessing.forkserver import main" in word for word in p.parent().cmdline())
             if key not in before and (worker or of_fork_server or not command):
                 p.kill()
                 left.append(p)

@@ -20,9 +20,12 @@ from pathlib import Path
 import cloudpickle
 import psutil
 
+from perflab.errors import PerflabError
+
 from . import closing, machine, record
+from .job import Job
 from .result import Result
-from .schedule import Job, Schedule
+from .schedule import Schedule
 from .units import quantity
 
 POLL_S = 0.02
@@ -79,8 +82,14 @@ def fresh(timeout_s: float = 120.0, memory_bytes: int | None = None):
 def _attempt(job: Job, timeout_s: float, memory_bytes: int | None) -> tuple[Result, str | None, str]:
     """One child process: its result, the value that ended it (or None), and why."""
     limit = memory_bytes or int(0.8 * machine.ram_bytes())
+    try:
+        payload = cloudpickle.dumps(job)
+    except Exception as e:
+        raise PerflabError(
+            f"{job.study} cannot travel to a new process ({e}): build such things in prepare, not before."
+        ) from None
     with tempfile.TemporaryDirectory(prefix="perflab-") as folder, closing.Door() as door:
-        child = _start(job, Path(folder))
+        child = _start(payload, Path(folder))
         why = ""
         try:
             while child.poll() is None and not why:
@@ -100,7 +109,7 @@ def _attempt(job: Job, timeout_s: float, memory_bytes: int | None) -> tuple[Resu
         return result, None, ""
 
 
-def _start(job: Job, folder: Path) -> subprocess.Popen:
+def _start(payload: bytes, folder: Path) -> subprocess.Popen:
     with open(folder / "stderr", "wb") as errors:
         child = subprocess.Popen(
             [sys.executable, "-m", "perflab.bench.elsewhere", str(folder)],
@@ -110,7 +119,6 @@ def _start(job: Job, folder: Path) -> subprocess.Popen:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
             start_new_session=True,
         )
-    payload = cloudpickle.dumps(job)
     with contextlib.suppress(BrokenPipeError):
         child.stdin.write(struct.pack("<Q", len(payload)) + payload)
         child.stdin.flush()
@@ -180,7 +188,11 @@ def main(folder: Path):
     def visiting(name: str):
         (folder / "visit").write_text(name, encoding="utf8")
 
-    keep(Schedule(job, before_visit=visiting, after_round=keep).go())
+    def waiting():
+        with contextlib.suppress(OSError):  # not silent: somebody else has the seat
+            os.utime(folder / "visit")
+
+    keep(Schedule(job, before_visit=visiting, after_round=keep, waiting=waiting).go())
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ class Estimate:
         return self._finding(state, f"different from 1 by more than {floor:.0%}")
 
     def _plain(self, x: float) -> str:
-        return quantity(x, self.unit) if self.unit else f"{x:g}"
+        return quantity(x, self.unit) if self.unit else f"{x:,.0f}" if x == round(x) else f"{x:g}"
 
     def _finding(self, state: str, threshold: str) -> Finding:
         return Finding(state, f"{self.what} {threshold}", str(self), self.exact, self.source)

@@ -144,7 +144,10 @@ def missing(need: str) -> str | None:
     if need == "compiler":
         found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
         return None if found else "no C++ compiler here (Debian: apt-get install g++)"
-    return None if importlib.util.find_spec(need) else f"the package {need} is not installed here"
+    with contextlib.suppress(ModuleNotFoundError):  # of the package around a submodule
+        if importlib.util.find_spec(need):
+            return None
+    return f"the package {need} is not installed here"
 
 
 @functools.cache

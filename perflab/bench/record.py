@@ -22,6 +22,12 @@ from .result import SCHEMA, Result
 
 _number = itertools.count()
 _told: set[str] = set()
+FIELDS = {  # what an entry of each kind must have
+    "results": ("study", "version", "fixed", "digest", "stopped"),
+    "predictions": ("guess",),
+    "reveals": ("guess", "truth"),
+    "verdicts": ("claim", "state"),
+}
 
 
 def once(sentence: str):
@@ -40,7 +46,7 @@ def read(path: Path) -> dict:
     """One entry. Raises PerflabError where it is cut short, unreadable, or of a newer version."""
     try:
         data = json.loads(path.read_text(encoding="utf8"))
-        schema = data["schema"]
+        schema = int(data["schema"])
     except OSError as e:
         raise PerflabError(f"{path} cannot be read ({e.strerror}).") from None
     except (ValueError, KeyError, TypeError):
@@ -62,7 +68,7 @@ def append(kind: str, name: str, data: dict) -> Path | None:
     stamp = f"{time.time_ns()}-{os.getpid()}-{next(_number)}"
     path = places.home() / kind / f"{_file_name(name)}.{stamp}.json"
     try:
-        write(path, data)
+        write(path, {"name": name} | data)
     except OSError as e:
         once(
             f"Results are not kept: {places.home()} cannot be written ({e.strerror}). "
@@ -77,9 +83,14 @@ def entries(kind: str, name: str | None = None) -> Iterator[dict]:
     pattern = f"{_file_name(name)}.*.json" if name else "*.json"
     for path in sorted((places.home() / kind).glob(pattern), key=lambda p: p.name.rsplit(".", 2)[1:]):
         try:
-            yield read(path)
+            entry = read(path)
         except PerflabError as problem:
             once(str(problem))
+            continue
+        if lacks := [key for key in FIELDS[kind] if key not in entry]:
+            once(f"{path} is no entry of this course (it lacks {', '.join(lacks)}): delete it to go on.")
+        elif name is None or entry.get("name") == name:  # a file's name alone may stand for several
+            yield entry
 
 
 def _file_name(name: str) -> str:
@@ -123,11 +134,14 @@ def recorded(machine: str, study: str, version: int, fixed: dict) -> Result | No
     others = []
     for path in sorted((recorded_folder() / machine).glob(f"{_file_name(study)}*.json")):
         data = read(path)
-        if data["study"] != study:
-            continue
-        if data["version"] == version and data["fixed"] == _plain(fixed):
-            return Result.from_json(data, source=machine)
-        others.append(f"version {data['version']} with {_plain_text(data['fixed'])}")
+        try:
+            found = Result.from_json(data, source=machine)
+        except TypeError:
+            raise PerflabError(f"{path} is no result of this course: take it back from git, or delete it.") from None
+        if found.study == study and found.version == version and found.fixed == fixed:
+            return found
+        if found.study == study:
+            others.append(f"version {found.version} with {_plain_text(found.fixed)}")
     if others:
         raise PerflabError(
             f"{study} is recorded on {machine} as {' and as '.join(others)}, but version {version} with "
@@ -144,10 +158,6 @@ def beside(result: Result) -> list[Result]:
             with contextlib.suppress(PerflabError):  # other labels: not the same study
                 found.append(recorded(machine, result.study, result.version, result.fixed))
     return [r for r in found if r is not None]
-
-
-def _plain(fixed: dict) -> dict:
-    return json.loads(json.dumps(fixed))
 
 
 def _plain_text(fixed: dict) -> str:
@@ -173,7 +183,7 @@ def resumed(study: str, version: int, fixed: dict, digest: str) -> Result | None
     if not os.environ.get("PERFLAB_RECORD"):
         return None
     for data in reversed(list(entries("results", study))):
-        same = (data["version"], data["fixed"], data["digest"]) == (version, _plain(fixed), digest)
+        same = (data["version"], data["fixed"], data["digest"]) == (version, fixed, digest)
         if same and data["stopped"] != "interrupted":
             result = Result.from_json(data)
             keep(result)

@@ -37,6 +37,9 @@ class Metric:
         what = f"{self.name} of {label(value)}"
         if not seen:
             return Estimate.missing(what, self._why(value), self.source)
+        if min(seen.values()) > 0:  # on a log scale, so that a rate and its time say the same
+            centre = Estimate.of_ratio([math.log(x) for x in seen.values()], what, self.source)
+            return replace(centre, unit=self.unit)
         return Estimate.of(list(seen.values()), what, self.unit, self.source)
 
     def ratio(self, a, b) -> Estimate:
@@ -140,6 +143,8 @@ class Result:
     # -- figures
 
     def __getitem__(self, metric: str) -> Metric:
+        if not self.samples:  # nothing was measured: every question gets that answer
+            return Metric(metric, unit_of(metric), {}, self.reasons, self.source)
         if metric == self.rate_name:
             times = self["time_s"].rounds
             rounds = {v: {r: self.work[v] / t for r, t in seen.items()} for v, seen in times.items()}
@@ -150,8 +155,6 @@ class Result:
                 for v, rows in self.samples[metric].items()
             }
             return Metric(metric, unit_of(metric), rounds, self.reasons, self.source)
-        if not self.samples and self.reasons:  # nothing was measured: every question gets that answer
-            return Metric(metric, unit_of(metric), {}, self.reasons, self.source)
         if any(metric in counted for counted in self.counts.values()):
             raise KeyError(f"{metric} is a count, without rounds: result.count({metric!r}, value)")
         raise KeyError(f"{self.study} has no metric {metric!r}; it has {', '.join(self.metrics)}")
@@ -288,7 +291,7 @@ class Result:
 
     @classmethod
     def from_json(cls, data: dict, source: str = "here") -> "Result":
-        return cls(**{k: v for k, v in data.items() if k != "schema"}, source=source)
+        return cls(**{k: v for k, v in data.items() if k not in ("schema", "name")}, source=source)
 
     # -- shown
 

@@ -1,115 +1,32 @@
-"""The schedule of a study: what is measured when, for how long, and what happens when it fails."""
+"""The schedule of a study: what is measured when, and what happens when it fails."""
 
 import contextlib
 import functools
-import hashlib
-import inspect
 import math
 import multiprocessing
-import os
 import random
 import statistics
-import textwrap
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 import torch
 
-from perflab.errors import PerflabError
-
 from . import closing, conditions, machine, record, seat, timing
 from .estimate import interval
+from .job import Job, budget, plain
 from .progress import bar
-from .result import TWIN, Result, Work
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long a schedule goes on. A value has a figure per round; the first round is dropped."""
-
-    enough_rounds: int  # before a narrow interval ends the schedule
-    most_rounds: int
-    budget_s: float  # ends the schedule, but not before `least_rounds`
-    width: float = 0.02  # an interval of a log-ratio is narrow at plus or minus this
-    least_rounds: int = 6  # below six there is no 95 % interval
-    sample_s: float = 0.005  # one value's figure of one round takes at least this long,
-    blocks: int = 5  # in this many blocks
-
+from .result import TWIN, Result
 
 WARM_S = 0.1  # shorter calls are made once before they are timed
-
-PLANS = {
-    "quick": Plan(enough_rounds=10, most_rounds=60, budget_s=2),
-    "full": Plan(enough_rounds=20, most_rounds=60, budget_s=20, width=0.01),
-}
-
-
-def budget() -> str:
-    """ "quick" or "full", from $PERFLAB_BUDGET. Raises PerflabError for anything else."""
-    name = os.environ.get("PERFLAB_BUDGET") or "quick"
-    if name not in PLANS:
-        raise PerflabError(f"PERFLAB_BUDGET={name} is unknown: use one of {', '.join(PLANS)}.")
-    return name
-
-
-def plan() -> Plan:
-    return PLANS[budget()]
-
-
-@dataclass(frozen=True)
-class Job:
-    """All that a schedule needs; travels to another process whole."""
-
-    study: str
-    version: int
-    variable: str
-    values: dict[str, object]
-    run: Callable
-    prepare: Callable | None = None
-    counts: Callable | None = None
-    per: str | None = None
-    work: Work = 1
-    shows: tuple[str, ...] = ()
-    fixed: dict = field(default_factory=dict)
-    keep: bool = True
-    clock: str = "wall"
-    plan: Plan = PLANS["quick"]
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Of the source of what was measured, so that a changed cell is not taken for the old one."""
-        text = repr(sorted(self.values)) + self.clock + str(self.plan)
-        for f in (self.run, self.prepare, self.counts):
-            with contextlib.suppress(OSError, TypeError):
-                text += textwrap.dedent(inspect.getsource(f)) if f else ""
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def work_of(self, name: str) -> float:
-        return float(self.work(self.values[name])) if callable(self.work) else float(self.work)
-
-    def empty(self) -> Result:
-        return Result(
-            self.study,
-            self.version,
-            self.variable,
-            list(self.values),
-            fixed=dict(self.fixed),
-            per=self.per,
-            work={name: self.work_of(name) for name in self.values},
-            shows=list(self.shows),
-            machine=machine.facts(),
-            digest=self.digest,
-            taken=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        )
 
 
 class Schedule:
     """The rounds of one Job: prepares, visits values in random order, notes conditions, decides when to stop."""
 
-    def __init__(self, job: Job, before_visit=lambda name: None, after_round=lambda result: None):
+    def __init__(self, job: Job, before_visit=lambda name: None, after_round=lambda result: None, waiting=lambda: None):
         self.job = job
-        self.before_visit, self.after_round = before_visit, after_round
+        self.before_visit, self.after_round, self.waiting = before_visit, after_round, waiting
+        self.raised: BaseException | None = None  # what ended it, other than an interrupt
         self.result = job.empty()
         self.ready: dict[str, object] = {}
         self.calls: dict[str, int] = {}  # calls in a block; 0: one call is a sample of its own
@@ -120,18 +37,22 @@ class Schedule:
 
     def go(self) -> Result:
         """Measure until the plan is fulfilled. Everything prepared is closed on every path."""
-        before = closing.kin()
-        began = time.perf_counter()
-        with self.door, contextlib.ExitStack() as hurried, contextlib.ExitStack() as self.stack:
+        began, threads = time.perf_counter(), torch.get_num_threads()
+        with self.door, contextlib.ExitStack() as self.stack:
             try:
                 self._prepare_all()
                 self._rounds(began)
                 self._count_all()
-            except KeyboardInterrupt:  # letting go of it already ends workers, in its frames' destructors
+            except KeyboardInterrupt:
                 self.result.stopped = "interrupted"
-                hurried.enter_context(closing.hurry(before))
+            except BaseException as e:  # SystemExit, say: what was measured is kept first
+                self.raised, self.result.stopped = e, f"ended by {type(e).__name__}"
             finally:
                 self._close_all()
+        torch.set_num_threads(threads)
+        for name in self.job.values:
+            if not self.result.samples.get("time_s", {}).get(name):
+                self.result.reasons.setdefault(name, f"no round was finished ({self.result.stopped})")
         self.result.seconds = round(time.perf_counter() - began, 3)
         self.result.settings |= {
             "budget": budget(),
@@ -158,23 +79,27 @@ class Schedule:
 
     def _close_all(self):
         """Closing is shielded from interrupts; what fails to close is said, and the rest is closed."""
-        for name, prepared in self.ready.items():
-            try:
-                closing.close(prepared)
-            except Exception as e:
-                self.result.reasons.setdefault(name, f"close: {_first_line(e)}")
+        for prepared in self.ready.values():
+            self._close(prepared)
         self.ready.clear()
         try:
             self.stack.close()
-        except Exception as e:
+        except BaseException as e:
             record.once(f"{self.job.study}: a prepared value did not close: {_first_line(e)}")
         closing.release()
+
+    def _close(self, prepared):
+        """Close what `prepare` built; a value that came as it is belongs to the learner."""
+        try:
+            if self.job.prepare:
+                closing.close(prepared)
+        except BaseException as e:
+            record.once(f"{self.job.study}: a prepared value did not close: {_first_line(e)}")
 
     def _failed(self, name: str, when: str, error: Exception):
         self.result.reasons[name] = f"{when}: {_first_line(error)}"
         error.__traceback__ = None  # its frames hold tensors and workers
-        with contextlib.suppress(Exception):  # the first reason is the one to tell
-            closing.close(self.ready.pop(name, None))
+        self._close(self.ready.pop(name, None))
         closing.release()
 
     # -- rounds
@@ -188,7 +113,7 @@ class Schedule:
                     self.result.stopped = "nothing left to measure"
                     return
                 self.random.shuffle(names)
-                with seat.hold(seat.device_name(), self.door.check) as waited:
+                with seat.hold(seat.device_name(), self._still_waiting) as waited:
                     began, idle = began + waited, idle + waited
                     watch = watch or conditions.Watch(on_gpu=seat.device_name() != "cpu")
                     watch.start()
@@ -204,6 +129,10 @@ class Schedule:
                     self.result.stopped = stopped
                     return
         self.result.stopped = "rounds"
+
+    def _still_waiting(self):
+        self.door.check()
+        self.waiting()
 
     def _visits(self) -> list[str]:
         """The values, and from the first kept round on the cheapest one a second time (A/A)."""
@@ -227,16 +156,16 @@ class Schedule:
             with contextlib.ExitStack() as stack:
                 prepared = self.ready[name] if self.job.keep else self.door.call(self._enter, name, stack)
                 if not self.job.keep:
-                    stack.callback(closing.close, prepared)
+                    stack.callback(self._close, prepared)
                 seconds, clocks = self.door.call(self._sample, visit, prepared)
+            metrics = {m: [_short(x) for x in figures] for m, figures in {"time_s": seconds, **clocks}.items()}
         except Exception as e:
             self._failed(name, f"round {number + 1}", e)
             return
         if number < 0:
             return  # the first round is special: workers start, libraries load, caches fill
-        for metric, figures in {"time_s": seconds, **clocks}.items():
-            rows = self.result.samples.setdefault(metric, {}).setdefault(visit, [])
-            rows.append((number, [_short(x) for x in figures]))
+        for metric, figures in metrics.items():
+            self.result.samples.setdefault(metric, {}).setdefault(visit, []).append((number, figures))
 
     def _sample(self, visit: str, prepared) -> tuple[list[float], Mapping[str, list[float]]]:
         call = functools.partial(self.job.run, prepared)
@@ -271,7 +200,7 @@ class Schedule:
 
     def _done(self, kept: int, spent: float) -> str:
         p = self.job.plan
-        if spent > 3 * p.budget_s or (spent > p.budget_s and kept >= p.least_rounds):
+        if (kept and spent > 3 * p.budget_s) or (spent > p.budget_s and kept >= p.least_rounds):
             return "budget spent"
         if kept >= p.enough_rounds and kept % 5 == 0 and self._narrow():
             return "intervals narrow enough"
@@ -295,6 +224,7 @@ class Schedule:
         for name in self.job.values if self.job.counts else ():
             if name in self.result.reasons:
                 continue
+            self.before_visit(name)
             try:
                 self.result.counts[name] = self.door.call(self._count, name)
             except Exception as e:
@@ -304,8 +234,8 @@ class Schedule:
         with contextlib.ExitStack() as stack:
             prepared = self.ready[name] if self.job.keep else self._enter(name, stack)
             if not self.job.keep:
-                stack.callback(closing.close, prepared)
-            first, second = dict(self.job.counts(prepared)), dict(self.job.counts(prepared))
+                stack.callback(self._close, prepared)
+            first, second = (plain(self.job.counts(prepared)) for _ in range(2))
         if first != second:
             raise ValueError(f"two counts of the same work disagree: {first} and {second}")
         return first
@@ -318,6 +248,8 @@ def _short(x: float) -> float:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
+    if lines and lines[0].startswith("Caught ") and len(lines) > 1:  # torch, of an error in a worker
+        return f"{lines[-1][:200]} (in a DataLoader worker)"
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 

@@ -123,8 +123,9 @@ def hold(name: str, stop: Callable[[], None] = lambda: None, timeout_s: float | 
             _lock(seat, stop, began + limit, seat, name)
         finally:
             _shut(turn)
-        os.ftruncate(seat, 0)
-        os.pwrite(seat, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
+        with contextlib.suppress(OSError):  # a courtesy to those who wait; a full disk takes it away
+            os.ftruncate(seat, 0)
+            os.pwrite(seat, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
         _depth[name] = 1
         os.environ[_INHERITED] = ",".join(filter(None, [before, name]))
         try:

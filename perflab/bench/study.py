@@ -1,5 +1,6 @@
 """`vary` and `observe`: change one variable, measure it in interleaved rounds, keep what was seen."""
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,9 +9,10 @@ from dataclasses import replace
 from perflab.errors import PerflabError
 
 from . import machine, record
+from .job import Job, plain, plan
 from .progress import shell
-from .result import Result, Work, label
-from .schedule import Job, Schedule, plan
+from .result import TWIN, Result, Work, label
+from .schedule import Schedule
 
 
 def here(job: Job) -> Result:
@@ -20,7 +22,12 @@ def here(job: Job) -> Result:
     is another. `ranks(n)` will be a third: the whole schedule inside torchrun's ranks, rank 0 deciding
     when to stop, each time the slowest rank's.
     """
-    return Schedule(job).go()
+    schedule = Schedule(job)
+    result = schedule.go()
+    if schedule.raised:
+        record.keep(result)
+        raise schedule.raised
+    return result
 
 
 def vary(
@@ -75,13 +82,16 @@ def vary(
         counts=counts,
         per=per,
         work=work,
-        shows=tuple(shows),
-        fixed=fixed or {},
+        shows=(shows,) if isinstance(shows, str) else tuple(shows),
+        fixed=_labels(fixed),
         keep=keep,
         clock=clock,
         plan=chosen,
     )
-    needs = [*needs, "cuda"] if clock == "device" else needs
+    needs = [needs] if isinstance(needs, str) else list(needs)
+    needs += ["cuda"] * (clock == "device")
+    if not all(job.work_of(name) > 0 for name in named):
+        raise PerflabError(f"work={work!r} is what one call handles, and must be above zero.")
     if (known := _replayed(job, needs)) is not None:
         return known
     result = where(job)
@@ -108,13 +118,13 @@ def observe(
     function, so that nothing is computed where they are unmet.
     """
     _checked_name(study, "observe")
-    job = Job(study, version, variable, {}, rows if callable(rows) else observe, fixed=fixed or {})
+    job = Job(study, version, variable, {}, rows if callable(rows) else observe, fixed=_labels(fixed))
     if (known := _replayed(job, needs)) is not None:
         return known
     result = job.empty()
     for name, columns in (rows() if callable(rows) else rows).items():
         result.values.append(label(name))
-        for column, x in columns.items():
+        for column, x in plain(columns).items():
             if column in timed:
                 result.samples.setdefault(column, {})[label(name)] = [(0, [float(x)])]
             else:
@@ -125,18 +135,29 @@ def observe(
 
 
 def _checked_name(study: str | None, who: str):
-    if not study or not re.fullmatch(r"[\w.-]+", study):
+    if not isinstance(study, str) or not re.fullmatch(r"[\w.-]{1,80}", study):
         raise PerflabError(
             f'{who} needs a name under which its result is kept: study="01.decode" '
             f"(letters, digits, dots and dashes), not {study!r}."
         )
 
 
+def _labels(fixed: dict | None) -> dict:
+    try:
+        return json.loads(json.dumps(dict(fixed or {})))
+    except (TypeError, ValueError):
+        raise PerflabError(f"fixed={fixed!r} must map labels to numbers or text: write str(x) for the rest.") from None
+
+
 def _named(values) -> dict[str, object]:
+    if isinstance(values, str) or not hasattr(values, "__iter__"):
+        raise PerflabError(f"The values are a list or a mapping from label to value, not {values!r}.")
     pairs = list(values.items()) if isinstance(values, Mapping) else [(v, v) for v in values]
     named = {label(name): value for name, value in pairs}
     if not named:
         raise PerflabError("vary needs at least one value.")
+    if bad := [name for name in named if name != name.strip() or name.endswith(TWIN)]:
+        raise PerflabError(f"The label {bad[0]!r} begins or ends with a space or with {TWIN!r}: take another.")
     if len(named) < len(pairs):
         raise PerflabError(f"Two values have the same label among {', '.join(label(n) for n, _ in pairs)}.")
     return named

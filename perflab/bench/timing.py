@@ -15,6 +15,9 @@ class Samples(dict):
 
 
 def samples(**clocks) -> Samples:
+    """What a run reports of itself. Raises ValueError for `time_s`, which is the schedule's own clock."""
+    if "time_s" in clocks:
+        raise ValueError("time_s is measured already: give your clock another name")
     return Samples(clocks)
 
 

@@ -43,7 +43,7 @@ def faults(path: Path) -> Iterator[str]:
     nb = read(path)
     raw = path.read_text("utf-8")
     if raw != as_text(normalise(nb)):
-        yield "not in normal form; run `make notebooks`"
+        yield "not in normal form; run `make notebooks`, or `git checkout notebooks` if you only ran it in JupyterLab"
     if "widgets" in nb.metadata:
         yield "holds widget state; GitHub shows such a notebook as invalid"
     if len(raw.encode()) > MAX_BYTES:

@@ -70,7 +70,8 @@ class Prediction:
 
         A locked guess is kept with the truth, once, for `calibration()`.
         """
-        answered = measured.why == "" and measured.source == "here" and self.guess is not None
+        known = math.isfinite(measured.lo + measured.hi)  # a centre without an interval is no truth
+        answered = known and measured.source == "here" and self.guess is not None
         if answered and not any(record.entries("reveals", self.question)):
             record.append("reveals", self.question, {"guess": self.guess, "truth": measured.mid})
         fig, ax = style.figure(height=2.1)
@@ -82,7 +83,7 @@ class Prediction:
         for y, (e, name, colour) in enumerate(r for r in rows if r[0].why == ""):
             spread = [[e.mid - e.lo], [e.hi - e.mid]] if math.isfinite(e.lo + e.hi) else None
             ax.errorbar([e.mid], [y], xerr=spread, fmt="o", color=colour, capsize=4)
-            text = f"{name}: {digits(e.mid)} {self.unit}".rstrip()
+            text = f"{name}: {digits(e.mid)} {self.unit}".rstrip() + (", no interval yet" if e.n < 6 else "")
             ax.annotate(text, (e.mid, y), (0, 7), textcoords="offset points", color=colour, ha="center", bbox=plate)
         if self.guess is not None:
             ax.plot([self.guess], [0], "D", color=style.PARTS[1], markersize=8)

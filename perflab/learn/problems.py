@@ -1,6 +1,7 @@
 """The exercises of the course: what is asked, how an answer is judged, hints, one solution."""
 
 import math
+import threading
 import time
 from collections.abc import Iterable
 
@@ -12,14 +13,18 @@ from .question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
 
 def _bound(answer) -> Outcome:
     """A step waits 60 ms, copies 5, computes 35: what does a computation twice as fast gain?"""
-    if isinstance(answer, bool) or not isinstance(answer, int | float):
+    try:
+        answer = float("no" if isinstance(answer, bool | str) else answer)
+    except (TypeError, ValueError):
         return Outcome(INCORRECT, "the answer is one number, such as 1.5.")
     exact = 100 / (100 - 35 / 2)
-    if math.isclose(answer, exact, rel_tol=0.01):
+    if math.isclose(answer, exact, rel_tol=0.012):
         return Outcome(CORRECT, "the other 65 ms stay, so that halving the computation gains little.")
+    if math.isclose(answer, 1 / exact, rel_tol=0.01) or math.isclose(answer, 100 / exact, rel_tol=0.01):
+        return Outcome(INCORRECT, "that is the new step; the question is how many times faster it is.")
     if math.isclose(answer, 2, rel_tol=0.01):
         return Outcome(INCORRECT, "twice as fast is the computation; the waiting and the copy stay as they are.")
-    if math.isclose(answer, 1 / (1 - 0.35), rel_tol=0.01):
+    if math.isclose(answer, 1.35, rel_tol=0.01) or math.isclose(answer, 1 / (1 - 0.35), rel_tol=0.01):
         return Outcome(INCORRECT, "that is the bound for a computation that costs nothing; this one is halved.")
     return Outcome(INCORRECT, "add up what one step takes after the change, and divide the old step by it.")
 
@@ -54,20 +59,40 @@ def _epoch(batches: Iterable):
         time.sleep(STEP_S)
 
 
+def _within(seconds: float, work):
+    """The result of `work`; TimeoutError if it has none in time. Its thread is left behind, as nothing ends it."""
+    outcome: dict = {}
+
+    def run():
+        try:
+            outcome["value"] = work()
+        except BaseException as e:
+            outcome["error"] = e
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError("it did not end: does your thread die without telling the loop?")
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["value"]
+
+
 def _prefetched(answer) -> Outcome:
     if not callable(answer):
         return Outcome(INCORRECT, "the answer is a function that takes a loader and yields its batches.")
-    got = list(answer(_SlowLoader()))
+    got = _within(10, lambda: list(answer(_SlowLoader())))
     if got != list(range(BATCHES)):
         return Outcome(INCORRECT, f"the batches must come whole and in order: 0 to {BATCHES - 1}, not {got}.")
     try:
-        list(answer(_Failing()))
+        _within(10, lambda: list(answer(_Failing())))
         return Outcome(INCORRECT, "an error in the loader must reach the loop; yours swallows it.")
     except RuntimeError as e:
         if "a damaged file" not in str(e):
             return Outcome(INCORRECT, f"an error in the loader must reach the loop as it is, not as {e!r}.")
     kinds = {"in turn": _SlowLoader, "prefetched": lambda: answer(_SlowLoader())}
-    seen = vary("loop", kinds, lambda make: _epoch(make()), study="00.exercise", budget_s=3)
+    seen = vary("loop", kinds, lambda make: _epoch(make()), study="00.exercise", budget_s=5)
     finding = seen.ratio("in turn", "prefetched").at_least(1.4)
     if finding.state == HOLDS:
         return Outcome(CORRECT, "loading and stepping overlap: a step costs the slower of the two, not their sum.")
@@ -87,7 +112,7 @@ PROBLEMS = {
         _bound,
         (
             "What of the 100 ms is touched by the change?",
-            "The new step is 60 + 5 + 35/2 ms.",
+            "The waiting and the copy stay. What is left of the 35 ms, and what do the three add up to?",
         ),
         "100 / (60 + 5 + 35 / 2)",
     ),

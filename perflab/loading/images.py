@@ -56,7 +56,7 @@ def images(size: str = "500x375", limit: int | None = None) -> Images:
     if limit is not None and limit < 1:
         raise PerflabError(f"limit={limit} leaves no image; give 1 or more, or None for all")
     if own := os.environ.get("PERFLAB_IMAGES"):
-        return _own(Path(own).expanduser(), limit or OWN_LIMIT)
+        return _own(Path(os.path.expanduser(own)), limit or OWN_LIMIT)
     folder = _made(folders_of_the_course())
     names = sorted(name for name in manifest(folder) if name.startswith(f"{size}/"))
     paths = [folder / name for name in names if (folder / name).is_file()]

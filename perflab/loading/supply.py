@@ -82,7 +82,7 @@ def explore_supply() -> Explorer:
         ax.legend(swatches, colours, ncols=3, loc="upper right", bbox_to_anchor=(1, -0.08))
         hidden = f" {workers - 8} more workers are not drawn." if workers > 8 else ""
         needed = sample_ms * batch / step_ms
-        return f"This step needs {needed:.1f} cores that only load; you have {cores}.{hidden}"
+        return f"This step needs {needed:.2g} cores that only load; you have {cores}.{hidden}"
 
     return Explorer(
         draw,

@@ -68,8 +68,8 @@ def picture(
     Without `metric`, those that the result shows. `bound` is a dashed line: its height in the metric's
     unit, and its name.
     """
-    metrics = [metric] if metric else result.drawn
     beside = record.beside(result) if beside is None else beside
+    metrics = [metric] if metric else next((r.drawn for r in (result, *beside) if r.measured), [])
     shown = [r for r in (result, *beside) if r.measured]
     series = [_series(r, m, k, len(metrics)) for r in shown for k, m in enumerate(metrics) if m in r.metrics]
     numeric = len(result.values) > 2 and all(_number(v) is not None for v in result.values)

@@ -1,6 +1,6 @@
 """Shares of a whole as one bar."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from perflab.bench.estimate import Estimate
 
@@ -8,13 +8,12 @@ from . import style
 
 
 @style.styled
-def bar(rows: Mapping[str, Mapping[str, Estimate]], whole: str = "one step") -> style.Picture:
+def bar(rows: Mapping[str, Mapping[str, Estimate]], parts: Sequence[str], whole: str = "one step") -> style.Picture:
     """One stacked bar per row, each part labelled with its share; the parts add up to the whole.
 
-    rows: name of the bar -> name of the part -> its share, 0 to 1.
+    rows: name of the bar -> name of the part -> its share, 0 to 1. A part keeps its colour everywhere.
     """
     fig, ax = style.figure(height=1.3 + 0.55 * len(rows))
-    parts = list(dict.fromkeys(p for shares in rows.values() for p in shares))
     colours = dict(zip(parts, style.PARTS, strict=False))
     for y, shares in enumerate(rows.values()):
         left = 0.0

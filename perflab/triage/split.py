@@ -17,8 +17,8 @@ import torch
 
 from perflab.bench import closing, machine, record, timing
 from perflab.bench.estimate import CANNOT, HOLDS, Estimate, Finding
+from perflab.bench.job import budget
 from perflab.bench.result import Result
-from perflab.bench.schedule import budget
 from perflab.bench.study import vary
 from perflab.errors import PerflabError
 
@@ -54,11 +54,12 @@ class Split:
             return Estimate.missing(what, "the profiler saw no work of the device", self.result.source)
         shares = [self._shares(r)[part] for r in rounds]
         if not shares:
-            reasons = "; ".join(self.result.reasons.values()) or "nothing was measured"
+            reasons = "; ".join(dict.fromkeys(self.result.reasons.values())) or "nothing was measured"
             return Estimate.missing(what, reasons, self.result.source)
         seen = Estimate.of(shares, what, source=self.result.source)
         slack = min(MOST, CHANGE + WAKE_S / self.step.mid)
-        return replace(seen, mid=max(0.0, seen.mid), lo=max(0.0, seen.lo - slack), hi=max(0.0, seen.hi + slack))
+        lo, mid, hi = (min(1.0, max(0.0, x)) for x in (seen.lo - slack, seen.mid, seen.hi + slack))
+        return replace(seen, lo=lo, mid=mid, hi=hi)
 
     @property
     def step(self) -> Estimate:
@@ -85,7 +86,8 @@ class Split:
             return Finding(CANNOT, "one part is the largest", "fewer than two parts are known", source=source)
         (first, most), (second, next_) = known[:2]
         seen = f"{first} {most.mid:.0%}, {second} {next_.mid:.0%}"
-        state = HOLDS if most.lo >= 1.5 * next_.hi else CANNOT
+        clear = most.lo >= 1.5 * next_.hi and not self.result.crowded
+        state = HOLDS if clear else CANNOT
         return Finding(state, f"{first} is the largest part", seen, source=source)
 
     def _rounds(self) -> list[dict[str, float]]:
@@ -116,23 +118,23 @@ class Split:
         lines = [f"one step: {self.step}"]
         for part in PARTS:
             e = self.share(part)
-            text = e.why or f"{e.mid:6.1%}  ({max(0, e.lo):.1%} to {min(1, e.hi):.1%})"
+            text = e.why or f"{e.mid:6.1%}  ({e.lo:.1%} to {e.hi:.1%})"
             more = "" if e.why or part == "host" else f"  at most x{self.bound(part).mid:.2f} without it"
             lines.append(f"{part:7} {text}{more}")
         largest = self.largest
-        clear = f"{largest.rule}." if largest.state == HOLDS else f"CANNOT TELL whether {largest.rule}."
-        return "\n".join([*lines, clear, self.result.provenance])
+        clear = "" if largest.state == HOLDS else "CANNOT TELL whether "
+        return "\n".join([*lines, f"{clear}{largest.rule} ({largest.seen}).", self.result.provenance])
 
     def _ipython_display_(self):
         from IPython.display import display
 
         from perflab.show import shares
 
-        shown = f"<pre>{html.escape(str(self))}</pre>"
+        shown = f'<pre style="font-family:monospace;white-space:pre-wrap">{html.escape(str(self))}</pre>'
         display({"text/plain": repr(self), "text/html": shown}, raw=True)
         rows = {"this machine" if s.result.source == "here" else s.result.source: s.known() for s in self.beside()}
         if any(rows.values()):
-            display(shares.bar(rows))
+            display(shares.bar(rows, PARTS))
 
     def beside(self) -> list["Split"]:
         """This split, and those of recorded machines of the same study."""
@@ -157,11 +159,15 @@ def split(
     step(batch): one training step on a batch as the loader gives it, copying it to the device if need be.
     The model is trained on meanwhile: for some dozens of steps, most of them on one batch.
     loader: a DataLoader or any iterable of batches. steps: timed steps a visit (default: as many as fit).
-    budget_s: seconds for the whole (default 4, or 30 at full budget). Raises PerflabError for a loader
-    without a batch; a step that raises is a row of the result with its reason.
+    budget_s: seconds for the whole (default 4, or 30 at full budget), more where batches are slow. Raises
+    PerflabError for what is no loader; a step or a loader that fails is a row of the result with its reason.
     """
     if not callable(step) or not hasattr(loader, "__iter__"):
         raise PerflabError("split(step, loader) takes a function of one batch and an iterable of batches.")
+    if hasattr(loader, "__next__"):
+        raise PerflabError("This loader can be gone through only once: give the DataLoader or a list, not an iterator.")
+    if steps is not None and steps < 1:
+        raise PerflabError(f"steps={steps} times nothing: give 1 or more, or leave it out.")
     seconds = budget_s or (30.0 if budget() == "full" else 4.0)
     loop = _Loop(step, loader, steps, seconds / VISITS)
     kinds = [AS_IS, CACHED] + [ON_DEVICE, PROFILED] * (machine.device() == "cuda")
@@ -185,7 +191,7 @@ class _Loop:
         if self.batch is None:
             with contextlib.closing(_endless(self.loader)) as batches:
                 self.batch = next(batches)
-            closing.close(self.loader)
+            closing.end_loader_workers(self.loader)
         if kind == AS_IS:
             batches, ahead = _endless(self.loader), self.ahead
         else:
@@ -200,7 +206,7 @@ class _Loop:
         finally:
             batches.close()
             if kind == AS_IS:
-                closing.close(self.loader)
+                closing.end_loader_workers(self.loader)
 
     def run(self, fed):
         """The timed steps of one visit; the mean of one goes into the result."""
@@ -230,7 +236,8 @@ def _endless(loader: Iterable):
                 empty = False
                 yield batch
         finally:
-            closing.close(batches)
+            if batches is not getattr(loader, "_iterator", None):  # persistent workers go on to the next epoch
+                closing.end_loader_workers(batches)
         if empty:
             raise PerflabError("The loader gives no batch: is its dataset empty, or drop_last on?")
 

@@ -6,12 +6,13 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
 import pytest
 
-from perflab import fresh, vary
+from perflab import PerflabError, fresh, vary
 from perflab.bench.elsewhere import ByValue
 
 
@@ -44,7 +45,7 @@ def test_an_interrupt_ends_the_child_and_shows_what_it_had(tmp_path):
     script = tmp_path / "s.py"
     script.write_text(
         "import time\n"
-        "from perflab import fresh, vary\n"
+        "from perflab import PerflabError, fresh, vary\n"
         "def run(ms): time.sleep(ms / 1000)\n"
         "if __name__ == '__main__':\n"
         "    print('go', flush=True)\n"
@@ -65,6 +66,13 @@ def test_an_interrupt_ends_the_child_and_shows_what_it_had(tmp_path):
     finally:
         if p.poll() is None:
             os.killpg(p.pid, signal.SIGKILL)
+
+
+def test_what_cannot_travel_is_one_sentence_and_leaves_no_process():
+    lock = threading.Lock()
+    with pytest.raises(PerflabError, match="cannot travel"):
+        vary("n", [1], lambda n: lock.acquire(False), study="t.fresh", where=fresh())
+    assert not [p for p in psutil.Process().children() if "perflab.bench.elsewhere" in p.cmdline()]
 
 
 def test_a_function_of_main_travels_by_value():

@@ -16,7 +16,7 @@ WRITER = """
 import sys
 from perflab.bench import record
 for k in range(int(sys.argv[2])):
-    if record.append("results", "t.many", {"writer": sys.argv[1], "k": k}):
+    if record.append("predictions", "t.many", {"guess": k, "writer": sys.argv[1]}):
         print(k, flush=True)
 """
 
@@ -45,19 +45,25 @@ def test_many_processes_write_and_a_killed_one_leaves_no_half_entry():
         writers[0].stdout.readline()
     os.kill(writers[0].pid, signal.SIGKILL)
     said = {(str(w), int(k)) for w, p in enumerate(writers) for k in p.communicate()[0].split()}
-    kept = {(e["writer"], e["k"]) for e in record.entries("results", "t.many")}
+    kept = {(e["writer"], e["guess"]) for e in record.entries("predictions", "t.many")}
     assert {(str(w), k) for w in (1, 2, 3) for k in range(50)} <= kept
     assert said <= kept | {("0", 0), ("0", 1), ("0", 2)} and {("0", 0), ("0", 1), ("0", 2)} <= kept
 
 
 @pytest.mark.parametrize(
     ("content", "word"),
-    [('{"schema": 99}', "newer perflab"), ('{"schema": 1, "a', "cut short"), ("[]", "cut short")],
+    [
+        ('{"schema": 99}', "newer perflab"),
+        ('{"schema": 1, "a', "cut short"),
+        ("[]", "cut short"),
+        ('{"schema": "x"}', "cut short"),
+        ('{"schema": 1, "name": "t.x"}', "lacks guess"),
+    ],
 )
 def test_a_damaged_or_newer_entry_is_named_and_the_rest_is_read(content, word, capsys):
-    record.append("results", "t.x", {"k": 1})
-    (places.home() / "results" / f"t.x.9-{word.split()[0]}-9.json").write_text(content)
-    assert [e["k"] for e in record.entries("results", "t.x")] == [1]
+    record.append("predictions", "t.x", {"guess": 1})
+    (places.home() / "predictions" / f"t.x.9-{abs(hash(content))}-9.json").write_text(content)
+    assert [e["guess"] for e in record.entries("predictions", "t.x")] == [1]
     assert word in capsys.readouterr().err
 
 
@@ -123,6 +129,28 @@ def test_a_recording_goes_on_where_it_was_interrupted(recorded, monkeypatch, tmp
     assert r.seconds == recorded.seconds
     changed = vary("ms", [1, 2, 3], sleep, study="t.rec", fixed={"size": "small"})
     assert changed.values == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("content", ['{"schema": 1}', '{"schema": 1, "study": "t.rec", "new": 3}', "{"])
+def test_a_recorded_file_that_is_no_result_is_one_sentence(recorded, tmp_path, monkeypatch, content):
+    (path,) = (tmp_path / "recorded" / "some-gpu").iterdir()
+    path.write_text(content)
+    monkeypatch.setenv("PERFLAB_MACHINE", "some-gpu")
+    with pytest.raises(PerflabError, match="delete it"):
+        vary("ms", [1], sleep, study="t.rec", fixed={"size": "small"})
+
+
+def test_entries_of_another_name_are_not_taken_for_one_s_own():
+    record.append("predictions", "A", {"guess": 1})
+    record.append("predictions", "A.b", {"guess": 2})
+    record.append("predictions", "x < 3?", {"guess": 3})
+    assert [e["guess"] for e in record.entries("predictions", "A")] == [1]
+    assert list(record.entries("predictions", "x > 3?")) == []
+
+
+def test_the_recorded_results_have_no_failed_value():
+    for path in places.RECORDED.glob("*/*.json"):
+        assert json.loads(path.read_text())["reasons"] == {}, path.name
 
 
 def test_a_recorded_file_is_plain_json(recorded, tmp_path):

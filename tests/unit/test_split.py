@@ -41,6 +41,15 @@ def test_workers_hide_what_they_can():
     assert split(step, loader, budget_s=6).share("wait").mid < 0.25
 
 
+def test_persistent_workers_live_through_the_ends_of_epochs():
+    loader = DataLoader(
+        Slow(0.001), batch_size=16, num_workers=2, persistent_workers=True, multiprocessing_context="fork"
+    )
+    seen = split(step, loader, budget_s=2)
+    assert not seen.result.reasons and seen.share("wait").mid < 0.6
+    assert len(list(loader)) == 4  # and the loader is still the learner's
+
+
 def test_any_iterable_will_do_and_shares_add_up():
     seen = split(step, [1, 2, 3], budget_s=3)
     assert abs(seen.share("wait").mid) < 0.1
@@ -57,6 +66,8 @@ def test_any_iterable_will_do_and_shares_add_up():
         (lambda: split(step, 7), "iterable"),
         (lambda: split(7, [1]), "function"),
         (lambda: split(step, [1]).share("gpu"), "wait, copy, host, device"),
+        (lambda: split(step, (i for i in range(9))), "only once"),
+        (lambda: split(step, [1], steps=0), "1 or more"),
     ],
 )
 def test_a_wrong_call_is_one_sentence(call, word):

@@ -4,6 +4,7 @@ import contextlib
 import os
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,6 +134,12 @@ def test_the_knee_is_a_set():
         (lambda: vary("n", [], sleep, study="t.x"), "at least one value"),
         (lambda: vary("n", [1, "1"], sleep, study="t.x"), "same label"),
         (lambda: vary("n", [1], sleep, study="t.x", clock="sun"), "clock"),
+        (lambda: vary("n", [1], sleep, study=12), "study="),
+        (lambda: vary("n", 5, sleep, study="t.x"), "a list or a mapping"),
+        (lambda: vary("n", ["a "], sleep, study="t.x"), "space"),
+        (lambda: vary("n", ["a (again)"], sleep, study="t.x"), "again"),
+        (lambda: vary("n", [1], sleep, study="t.x", fixed={"d": torch.float32}), "fixed="),
+        (lambda: vary("n", [1], sleep, study="t.x", work=0), "above zero"),
         (lambda: observe("", {}), "study="),
     ],
 )
@@ -185,6 +192,58 @@ def test_observed_rows_are_exact_unless_said_to_be_timed():
 def test_stable_text_is_the_same_in_two_runs():
     runs = [vary("ms", {"a": 1, "b": 2}, sleep, study="t.text", fixed={"k": 1}) for _ in range(2)]
     assert repr(runs[0]) == repr(runs[1]) == "Result t.text: ms = a, b; k = 1\n  timed: time_s (s)"
+
+
+def test_a_schedule_keeps_a_round_however_small_its_budget():
+    r = vary("ms", [30, 60], sleep, study="t.slow", budget_s=0.01)
+    assert r["time_s"].of(30).n >= 1 and r.ratio(30, 60).at_least(0.1).state == CANNOT
+
+
+def test_what_was_measured_survives_an_exit():
+    calls = []
+
+    def run(n):
+        calls.append(n)
+        if len(calls) > 40:
+            raise SystemExit(3)
+        sleep(1)
+
+    with pytest.raises(SystemExit):
+        vary("n", [1, 2], run, study="t.exit")
+    (entry,) = record.entries("results", "t.exit")
+    assert entry["stopped"] == "ended by SystemExit" and entry["samples"]["time_s"]
+
+
+def test_values_that_came_as_they_are_are_not_closed(tmp_path):
+    with open(tmp_path / "f", "w+") as file:
+        vary("n", {"a": file}, lambda f: f.tell(), study="t.own")
+        vary("n", {"a": file}, lambda f: f.tell(), study="t.own", keep=False)
+        assert not file.closed
+
+
+def test_scalars_of_numpy_and_torch_are_counts_too():
+    r = vary("n", [1], lambda n: None, counts=lambda n: {"a": np.int64(3), "b": torch.tensor(4)}, study="t.scalar")
+    assert r.counts["1"] == {"a": 3, "b": 4}
+    r = vary("n", [1], lambda n: None, counts=lambda n: {"a": [1]}, study="t.scalar")
+    assert "a is list" in r.reasons["1"]
+
+
+def test_a_clock_that_is_no_number_is_a_reason():
+    r = vary("n", [1, 2], lambda n: samples(wait_s="long" if n == 2 else 0.1), study="t.clock")
+    assert r.measured == ["1"] and "ValueError" in r.reasons["2"]
+    assert "time_s" in vary("n", [1], lambda n: samples(time_s=1), study="t.clock").reasons["1"]
+
+
+def test_the_thread_count_is_given_back():
+    before = torch.get_num_threads()
+    vary("n", [1], lambda n: torch.set_num_threads(1), study="t.threads")
+    assert torch.get_num_threads() == before
+
+
+def test_a_rate_and_its_time_say_the_same():
+    r = vary("ms", [1, 3], sleep, study="t.same", per="image", work=10)
+    for v in (1, 3):
+        assert r["images_per_s"].of(v).mid == pytest.approx(10 / r["time_s"].of(v).mid)
 
 
 @pytest.mark.slow
