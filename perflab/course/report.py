@@ -78,11 +78,14 @@ def course(names: str | Path | Iterable[str | Path] = (), into: Path | None = No
 
 def page(nb: NotebookNode, name: str, folder: Path) -> str:
     """The notebook as one HTML page; pictures of `folder` that its text shows are put into the page."""
-    exporter = HTMLExporter(
-        extra_loaders=[DictLoader({"page.html.j2": PAGE})],
-        template_file="page.html.j2",
-        embed_images=True,
-    )
+    try:
+        exporter = HTMLExporter(
+            extra_loaders=[DictLoader({"page.html.j2": PAGE})],
+            template_file="page.html.j2",
+            embed_images=True,
+        )
+    except ValueError:  # packages put in by hand may lack nbconvert's share/ folder
+        raise PerflabError("the pages cannot be made: nbconvert's templates are missing; reinstall it.") from None
     body, _ = exporter.from_notebook_node(nb, resources={"metadata": {"name": name, "path": str(folder)}})
     return re.sub(r'href="(\d\d_\w+)\.ipynb', r'href="\1.html', body)
 
