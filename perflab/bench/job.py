@@ -30,7 +30,7 @@ class Plan:
 
 
 PLANS = {
-    "quick": Plan(enough_rounds=10, most_rounds=60, budget_s=2),
+    "quick": Plan(enough_rounds=10, most_rounds=60, budget_s=1.5),
     "full": Plan(enough_rounds=20, most_rounds=60, budget_s=20, width=0.01),
 }
 

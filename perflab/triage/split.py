@@ -159,7 +159,7 @@ def split(
     step(batch): one training step on a batch as the loader gives it, copying it to the device if need be.
     The model is trained on meanwhile: for some dozens of steps, most of them on one batch.
     loader: a DataLoader or any iterable of batches. steps: timed steps a visit (default: as many as fit).
-    budget_s: seconds for the whole (default 4, or 30 at full budget), more where batches are slow. Raises
+    budget_s: seconds for the whole (default 3, or 30 at full budget), more where batches are slow. Raises
     PerflabError for what is no loader; a step or a loader that fails is a row of the result with its reason.
     """
     if not callable(step) or not hasattr(loader, "__iter__"):
@@ -168,7 +168,7 @@ def split(
         raise PerflabError("This loader can be gone through only once: give the DataLoader or a list, not an iterator.")
     if steps is not None and steps < 1:
         raise PerflabError(f"steps={steps} times nothing: give 1 or more, or leave it out.")
-    seconds = budget_s or (30.0 if budget() == "full" else 4.0)
+    seconds = budget_s or (30.0 if budget() == "full" else 3.0)
     loop = _Loop(step, loader, steps, seconds / VISITS)
     kinds = [AS_IS, CACHED] + [ON_DEVICE, PROFILED] * (machine.device() == "cuda")
     result = vary("fed", kinds, loop.run, prepare=loop.feed, study=study, keep=False, budget_s=seconds, fixed=fixed)
