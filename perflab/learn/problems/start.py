@@ -1,4 +1,4 @@
-"""The exercises of the course: what is asked, how an answer is judged, hints, one solution."""
+"""Exercises of notebook 00: a bound before the change, and a loader that loads ahead."""
 
 import math
 import threading
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.study import vary
 
-from .question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
+from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
 
 
 def _bound(answer) -> Outcome:
