@@ -24,7 +24,7 @@ def rebuilt(loader: DataLoader, **changes) -> DataLoader:
     out where `num_workers` becomes 0, and prefetch_factor goes back to its default where workers come in.
     """
     kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)} | {"dataset": loader.dataset}
-    if loader.batch_size is None and loader.batch_sampler is not None or _own(loader.batch_sampler):
+    if (loader.batch_size is None and loader.batch_sampler is not None) or _own(loader.batch_sampler):
         kept["batch_sampler"] = loader.batch_sampler
     else:
         kept |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
