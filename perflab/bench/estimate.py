@@ -1,6 +1,7 @@
 """What samples say of a quantity, and what that says of a threshold. Pure arithmetic: no clock, no file."""
 
 import functools
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -81,6 +82,9 @@ class Finding:
     def __str__(self):
         return f"{self.rule}: {self.state} ({self.seen})"
 
+    def _repr_html_(self):
+        return f"<p>{html.escape(str(self))}</p>"
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -110,7 +114,7 @@ class Estimate:
         return cls(mid, lo, hi, len(log_ratios), what, source=source)
 
     @classmethod
-    def count(cls, x: float, what: str, unit: str = "", source: str = "here") -> "Estimate":
+    def count(cls, x: float | str, what: str, unit: str = "", source: str = "here") -> "Estimate":
         return cls(x, x, x, 1, what, unit, exact=True, source=source)
 
     @classmethod
@@ -147,7 +151,9 @@ class Estimate:
         state = HOLDS if beyond else NOT if alike else CANNOT
         return self._finding(state, f"different from 1 by more than {floor:.0%}")
 
-    def _plain(self, x: float) -> str:
+    def _plain(self, x: float | str) -> str:
+        if isinstance(x, str):
+            return x
         return quantity(x, self.unit) if self.unit else f"{x:,.0f}" if x == round(x) else f"{x:g}"
 
     def _finding(self, state: str, threshold: str) -> Finding:
@@ -168,3 +174,6 @@ class Estimate:
 
     def __repr__(self):
         return str(self) if self.exact else f"{self.what} (timed)"
+
+    def _repr_html_(self):
+        return f"<p>{html.escape(f'{self.what}: {self}')}</p>"

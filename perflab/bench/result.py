@@ -1,5 +1,6 @@
 """What was measured: raw samples with their provenance. Every derived figure is computed, never stored."""
 
+import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -110,6 +111,9 @@ class Knee:
     def __str__(self):
         return f"knee at {' or '.join(self.values) or 'unknown'}{f' ({self.why})' if self.why else ''}"
 
+    def _repr_html_(self):
+        return f"<p>{html.escape(str(self))}</p>"
+
 
 @dataclass
 class Result:
@@ -161,7 +165,7 @@ class Result:
 
     @property
     def rate_name(self) -> str | None:
-        return f"{self.per}s_per_s" if self.per else None
+        return f"{self.per}{'es' if self.per.endswith('ch') else 's'}_per_s" if self.per else None
 
     @cached_property
     def metrics(self) -> list[str]:
@@ -257,7 +261,7 @@ class Result:
         for v in self.values:
             row = {self.variable: v}
             for name in metrics or self.metrics:
-                row[name] = "" if v in self.reasons and not self[name].rounds.get(v) else str(self[name].of(v))
+                row[name] = str(self[name].of(v)) if self[name].rounds.get(v) else ""
             row |= {name: _exact(name, x) for name, x in self.counts.get(v, {}).items()}
             if self.reasons:
                 row["not measured"] = self.reasons.get(v, "")

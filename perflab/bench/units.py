@@ -15,7 +15,7 @@ def unit_of(metric: str) -> str:
     """The unit that a metric's name ends in: `wait_s` -> s, `peak_bytes` -> bytes, `images_per_s` -> images/s."""
     if metric.endswith("_per_s"):
         return metric.removesuffix("_per_s").replace("_", " ") + "/s"
-    for ending, unit in (("_s", "s"), ("_bytes", "bytes"), ("_flops", "flops"), ("_percent", "%")):
+    for ending, unit in (("_s", "s"), ("_bytes", "bytes"), ("_flops", "flops"), ("_percent", "%"), ("_db", "dB")):
         if metric.endswith(ending):
             return unit
     return ""

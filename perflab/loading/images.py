@@ -4,6 +4,7 @@ DataLoader workers import this file: torch, numpy and PIL may enter, nothing tha
 """
 
 import functools
+import io
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -128,11 +129,12 @@ def _few(skipped: Sequence[tuple[str, str]]) -> str:
 
 
 class Photos(torch.utils.data.Dataset):
-    """Item i is (uint8 tensor (3, side, side), label i % 10): file read, decoded by PIL, made RGB, resized.
+    """Item i is (uint8 tensor (3, side, side), label i % 10), made in three stages: read, decode, resize.
 
-    The short side becomes `side` (bilinear), the long side is cut at its centre. The files are those of
-    `images(size, limit)`, or `paths`. Only paths are kept, so the dataset travels cheaply to a worker.
-    An item whose file cannot be read any more raises PerflabError with its name.
+    The file is read, decoded by PIL and made RGB; then the short side becomes `side` (bilinear) and the
+    long side is cut at its centre. The files are those of `images(size, limit)`, or `paths`. Only paths
+    are kept, so the dataset travels cheaply to a worker. An item whose file cannot be read any more raises
+    PerflabError with its name.
     """
 
     def __init__(
@@ -155,11 +157,22 @@ class Photos(torch.utils.data.Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        path = self.paths[index]
         try:
-            with Image.open(path) as image:
-                square = ImageOps.fit(image.convert("RGB"), (self.side, self.side), Image.Resampling.BILINEAR)
-        except Exception as fault:  # PIL's decoders raise many types on broken files
+            return self.resize(self.decode(self.read(index))), index % 10
+        except Exception as fault:  # decoders raise many types on broken files
+            if isinstance(fault, IndexError):
+                raise
             advice = "restore it, or restart the notebook to choose the images anew"
-            raise PerflabError(f"{path} cannot be read any more ({_reason(fault)}); {advice}") from fault
-        return torch.from_numpy(np.asarray(square).transpose(2, 0, 1).copy()), index % 10
+            raise PerflabError(f"{self.paths[index]} cannot be read any more ({_reason(fault)}); {advice}") from fault
+
+    def read(self, index: int) -> bytes:
+        return Path(self.paths[index]).read_bytes()
+
+    def decode(self, data: bytes):
+        """All pixels of the file."""
+        with Image.open(io.BytesIO(data)) as image:
+            return image.convert("RGB")
+
+    def resize(self, image) -> torch.Tensor:
+        square = ImageOps.fit(image, (self.side, self.side), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.asarray(square).transpose(2, 0, 1).copy())

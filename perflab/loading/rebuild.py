@@ -30,6 +30,8 @@ def rebuilt(loader: DataLoader, **changes) -> DataLoader:
         kept |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
         if not isinstance(loader.dataset, IterableDataset):
             kept["sampler"] = loader.sampler
+    if "batch_sampler" in changes:
+        kept = {name: x for name, x in kept.items() if name not in ("batch_size", "drop_last", "sampler")}
     kept |= changes
     if not kept["num_workers"]:
         kept |= {

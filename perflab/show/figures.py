@@ -85,7 +85,7 @@ def _series(r: Result, metric: str, k: int, of: int) -> Series:
     machine = "this machine" if r.source == "here" else r.source
     colour = style.PARTS[k] if of > 1 else style.HERE if r.source == "here" else style.RECORDED
     name = metric if of > 1 else machine
-    return Series(name, colour, {v: r[metric].of(v) for v in r.measured})
+    return Series(name, colour, {v: r[metric].of(v) for v in r.measured if r[metric].rounds.get(v)})
 
 
 def _number(name: str) -> float | None:
