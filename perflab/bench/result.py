@@ -37,7 +37,7 @@ class Metric:
         seen = self.rounds.get(label(value), {})
         what = f"{self.name} of {label(value)}"
         if not seen:
-            return Estimate.missing(what, self._why(value), self.source)
+            return replace(Estimate.missing(what, self._why(value), self.source), unit=self.unit)
         if min(seen.values()) > 0:  # on a log scale, so that a rate and its time say the same
             centre = Estimate.of_ratio([math.log(x) for x in seen.values()], what, self.source)
             return replace(centre, unit=self.unit)
@@ -98,18 +98,23 @@ class Knee:
     values: tuple[str, ...]
     why: str = ""
     source: str = "here"
+    study: str = ""
 
     def within(self, low: float, high: float) -> Finding:
         """Does the knee lie between `low` and `high`? Only when every candidate says the same."""
         inside = {low <= float(v) <= high for v in self.values}
         state = CANNOT if len(inside) != 1 else HOLDS if inside.pop() else NOT
-        return Finding(state, f"knee within {low:g} and {high:g}", str(self), source=self.source)
+        return Finding(state, f"{self._name} within {low:g} and {high:g}", str(self), source=self.source)
+
+    @property
+    def _name(self) -> str:
+        return f"knee of {self.study}" if self.study else "knee"
 
     def __repr__(self):
-        return "knee (timed)"
+        return f"{self._name} (timed)"
 
     def __str__(self):
-        return f"knee at {' or '.join(self.values) or 'unknown'}{f' ({self.why})' if self.why else ''}"
+        return f"{self._name} at {' or '.join(self.values) or 'unknown'}{f' ({self.why})' if self.why else ''}"
 
     def _repr_html_(self):
         return f"<p>{html.escape(str(self))}</p>"
@@ -215,9 +220,9 @@ class Result:
         rate = self[self.rate_name or "time_s"]
         typical = {v: float(np.median(list(rate.rounds[v].values()))) for v in self.measured}
         if not typical:
-            return Knee((), "nothing was measured", self.source)
+            return Knee((), "nothing was measured", self.source, self.study)
         if self.crowded and self.conditions.get("own_cores", 0) > 0.5:
-            return Knee((), self.crowded, self.source)
+            return Knee((), self.crowded, self.source, self.study)
         best = max(typical, key=typical.get) if self.per else min(typical, key=typical.get)
         candidates: list[str] = []
         for v in self.measured:
@@ -225,7 +230,7 @@ class Result:
             candidates += [v] * (state != NOT)
             if state == HOLDS:
                 break
-        return Knee(tuple(candidates), source=self.source)
+        return Knee(tuple(candidates), source=self.source, study=self.study)
 
     @property
     def measured(self) -> list[str]:

@@ -27,7 +27,7 @@ def display_result(result: Result):
 def table(result: Result, beside: Sequence[Result] = ()) -> str:
     """The summary as HTML: this result's rows, then in grey those of recorded machines, then provenance."""
     blocks = [result.summary()] if not all(v in result.reasons for v in result.values) or not beside else []
-    head = list(dict.fromkeys(key for rows in [*blocks, *(r.summary() for r in beside)] for key in rows[0]))
+    head = list(dict.fromkeys(key for rows in [*blocks, *(r.summary() for r in beside)] for key in (rows or [{}])[0]))
     lines = ["<table><thead><tr>", *(f"<th>{_cell(key)}</th>" for key in head), "</tr></thead><tbody>"]
     for source, rows in [("", rows) for rows in blocks] + [(r.source, r.summary()) for r in beside]:
         colour = f' style="color:{style.RECORDED}"' if source else ""

@@ -1,0 +1,53 @@
+"""What a model asks of its loader, against what measured loaders deliver."""
+
+import ipywidgets as widgets
+
+from perflab.bench.result import Result
+from perflab.bench.units import digits
+from perflab.show import style
+from perflab.show.explorer import Explorer
+
+
+def cores_needed(rate_per_s: float, sample_s: float) -> float:
+    """Cores that do nothing but load: samples asked for a second times processor seconds a sample (Little's law)."""
+    return rate_per_s * sample_s
+
+
+def explore_workers(**sweeps: Result) -> Explorer:
+    """Replays measured sweeps, named by keyword: rate over workers per core, beside the rate that a model asks.
+
+    sweeps: Results whose values are numbers and whose `per` is "image".
+    """
+
+    def draw(ax, regime: str, wanted: float) -> str:
+        result = sweeps[regime]
+        points = [(float(v), result[result.rate_name].of(v)) for v in result.measured]
+        if not points:
+            ax.set_axis_off()
+            return f"Nothing was measured: {'; '.join(result.asked) or result.stopped}."
+        best = max(e.mid for _, e in points)
+        colour = style.HERE if result.source == "here" else style.RECORDED
+        for k, (_, e) in enumerate(points):
+            ax.bar(k, e.mid, color=colour, alpha=1 if e.mid >= wanted else 0.35, width=0.6)
+            if e.lo > 0 and e.hi < float("inf"):
+                ax.errorbar([k], [e.mid], [[e.mid - e.lo], [e.hi - e.mid]], color="black", capsize=3)
+        ax.set_ylim(0, 1.25 * (max(best, wanted) if wanted < 4 * best else best))
+        ax.axhline(wanted, color=style.BOUND, linestyle="--")
+        ax.text(
+            0.99, wanted, "asked for", color=style.BOUND, transform=ax.get_yaxis_transform(), ha="right", va="bottom"
+        )
+        ax.set_xticks(range(len(points)), [f"{x:g}" for x, _ in points])
+        ax.set_xlabel(f"{result.variable} ({result.machine.get('cores', '?')} cores)")
+        ax.set_ylabel("images/s")
+        ax.set_title(f"{regime}: {'measured here' if result.source == 'here' else f'recorded on {result.source}'}")
+        enough = next((x for x, e in points if e.mid >= wanted), None)
+        if enough is None:
+            return f"None of these feeds {digits(wanted)} images/s: the best gives {best / wanted:.0%} of it."
+        return f"{enough:g} workers per core feed {digits(wanted)} images/s: more of them only cost memory."
+
+    return Explorer(
+        draw,
+        "measured rates of loading over the number of workers; dashed is the rate that a model asks for.",
+        regime=widgets.Dropdown(options=list(sweeps), description="regime"),
+        wanted=widgets.FloatLogSlider(300, base=10, min=1, max=5, step=0.05, description="images/s asked for"),
+    )
