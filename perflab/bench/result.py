@@ -205,6 +205,11 @@ class Result:
         return self["time_s"].ratio(twin, twin.removesuffix(TWIN).strip())
 
     @property
+    def observed(self) -> bool:
+        """Was it written down once, not measured in rounds?"""
+        return self.stopped == "observed"
+
+    @property
     def crowded(self) -> str:
         """Why absolute figures are doubtful (others took the cores), or "" when they are not."""
         taken = self.conditions.get("foreign_cores", 0.0)
@@ -261,12 +266,16 @@ class Result:
         return pd.DataFrame(rows, columns=columns)
 
     def summary(self, metrics: Sequence[str] | None = None) -> list[dict[str, str]]:
-        """One row of text per value: each metric with its interval, each count, what failed."""
+        """One row of text per value: each metric with its interval, each count, what failed.
+
+        Of the metrics, those that the result shows; all of them where it names none.
+        """
         out = []
         for v in self.values:
             row = {self.variable: v}
-            for name in metrics or self.metrics:
-                row[name] = str(self[name].of(v)) if self[name].rounds.get(v) else ""
+            for name in metrics or self.shows or self.metrics:
+                seen = self[name].of(v)
+                row[name] = "" if seen.why else quantity(seen.mid, seen.unit) if self.observed else str(seen)
             row |= {name: _exact(name, x) for name, x in self.counts.get(v, {}).items()}
             if self.reasons:
                 row["not measured"] = self.reasons.get(v, "")
@@ -279,7 +288,7 @@ class Result:
         where = "Measured here" if self.source == "here" else f"Recorded, not measured here ({self.source})"
         parts = [f"{where}: {machine.named(self.machine)}, {self.taken[:10]}"]
         rounds = max((len(rows) for rows in self.samples.get("time_s", {}).values()), default=0)
-        if rounds:
+        if rounds and not self.observed:
             parts.append(f"{rounds} rounds, {self.settings.get('threads')} threads, stopped: {self.stopped}")
         if not self.noise.why:
             parts.append(f"A/A {self.noise}")

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
+from perflab.errors import PerflabError
+
 from . import closing, conditions, machine, record, seat, timing
 from .estimate import interval
 from .job import Job, budget, plain
@@ -250,6 +252,8 @@ def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if lines and lines[0].startswith("Caught ") and len(lines) > 1:  # torch, of an error in a worker
         return f"{lines[-1][:200]} (in a DataLoader worker)"
+    if isinstance(error, PerflabError):  # its sentence says all
+        return lines[0][:300]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 

@@ -101,6 +101,8 @@ class Prediction:
         ax.set_ylim(-0.7, len(rows) - 0.3)
         ax.set_yticks([])
         ax.set_xlabel(f"{self.question} {f'({self.unit})' if self.unit else ''}".strip())
+        if measured.why:
+            ax.text(0.5, 0.5, measured.why, transform=ax.transAxes, ha="center", color=style.RECORDED, fontsize=9)
         if self.guess is None:
             ax.set_title("no guess was locked", color=style.RECORDED, fontsize=9)
         bounded = ", the bound dashed" if bound is not None else ""

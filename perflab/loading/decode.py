@@ -7,7 +7,7 @@ import contextlib
 import io
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -128,8 +128,3 @@ def psnr(image: torch.Tensor, reference: torch.Tensor) -> float:
         raise PerflabError(f"pixels of shape {tuple(image.shape)} and {tuple(reference.shape)} cannot be compared.")
     error = (image.cpu().double() - reference.cpu().double()).square().mean().item()
     return 10 * math.log10(255**2 / error) if error else math.inf
-
-
-def worst_psnr(images: Iterable[torch.Tensor], references: Iterable[torch.Tensor]) -> float:
-    """The lowest PSNR of pairs of images, in dB."""
-    return min(psnr(a, b) for a, b in zip(images, references, strict=True))

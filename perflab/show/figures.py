@@ -73,12 +73,15 @@ def picture(
     shown = [r for r in (result, *beside) if r.measured]
     series = [_series(r, m, k, len(metrics)) for r in shown for k, m in enumerate(metrics) if m in r.metrics]
     numeric = len(result.values) > 2 and all(_number(v) is not None for v in result.values)
-    draw = _over_numbers if numeric and len(metrics) == 1 else _by_label
-    fig, ax = draw(result, metrics[0], series, bound)
+    if numeric and len(metrics) == 1:
+        fig, ax = _over_numbers(result, metrics[0], series, bound)
+    else:
+        fig, ax = _by_label(result, metrics, series, bound)
     if result.source != "here":
         ax.set_title(f"recorded on {', '.join(sorted({r.source for r in shown}))}", color=style.RECORDED)
     over = f"{' and '.join(metrics)} for {result.variable} = {', '.join(result.values)}"
-    return style.Picture.of(fig, f"{over}; points are centres over the rounds, bars 95 % intervals.")
+    marks = "" if result.observed else "; points are centres over the rounds, bars 95 % intervals"
+    return style.Picture.of(fig, f"{over}{marks}.")
 
 
 def _series(r: Result, metric: str, k: int, of: int) -> Series:
@@ -111,10 +114,12 @@ def _top(e: Estimate) -> float:
     return e.hi if math.isfinite(e.hi) else e.mid
 
 
-def _axis(metric: str, unit: str) -> str:
-    if metric.endswith("_per_s") or unit == "%":
+def _axis(metrics: Sequence[str], unit: str) -> str:
+    if metrics[0].endswith("_per_s") or unit == "%":
         return unit
-    return f"{metric.removesuffix('_s').removesuffix('_bytes').replace('_', ' ')} ({unit})"
+    if len(metrics) > 1:
+        return f"time ({unit})" if metrics[0].endswith("_s") else unit
+    return f"{metrics[0].removesuffix('_s').removesuffix('_bytes').replace('_', ' ')} ({unit})"
 
 
 def _wide(series: list[Series]) -> bool:
@@ -145,15 +150,15 @@ def _over_numbers(result: Result, metric: str, series: list[Series], bound):
         ax.axhline(bound[0] / factor, color=style.BOUND, linestyle="--")
         ax.annotate(bound[1], (xs[0], bound[0] / factor), (0, 3), textcoords="offset points", color=style.BOUND)
     ax.set_xlabel(result.variable)
-    ax.set_ylabel(_axis(metric, unit))
+    ax.set_ylabel(_axis([metric], unit))
     ax.margins(x=0.14)
     return fig, ax
 
 
-def _by_label(result: Result, metric: str, series: list[Series], bound):
+def _by_label(result: Result, metrics: Sequence[str], series: list[Series], bound):
     names = [v for v in result.values if any(v in s.points for s in series)]
     fig, ax = style.figure(height=0.9 + 0.42 * len(names) * max(1, len(series)) ** 0.7)
-    factor, unit = _scale(series, bound, unit_of(metric))
+    factor, unit = _scale(series, bound, unit_of(metrics[0]))
     for k, s in enumerate(series):
         shift = (k - (len(series) - 1) / 2) * 0.8 / len(series)
         for v, e in s.points.items():
@@ -175,5 +180,5 @@ def _by_label(result: Result, metric: str, series: list[Series], bound):
         ax.axvline(bound[0] / factor, color=style.BOUND, linestyle="--")
         at = (bound[0] / factor, -0.6)
         ax.annotate(bound[1], at, (3, 0), textcoords="offset points", color=style.BOUND, fontsize=9)
-    ax.set_xlabel(_axis(metric, unit))
+    ax.set_xlabel(_axis(metrics, unit))
     return fig, ax
