@@ -46,3 +46,8 @@ def rebuilt(loader: DataLoader, **changes) -> DataLoader:
 def _own(batch_sampler) -> bool:
     """Is it a batch sampler of the learner's own, not the one that DataLoader makes?"""
     return batch_sampler is not None and type(batch_sampler) is not BatchSampler
+
+
+def batches_drawn(loader: DataLoader):
+    """The sampler that draws a batch's indices; None where there is none: an iterable dataset, or no batching."""
+    return None if isinstance(loader.dataset, IterableDataset) else loader.batch_sampler

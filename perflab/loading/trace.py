@@ -18,7 +18,7 @@ from perflab.bench import closing
 from perflab.bench.timing import Samples, samples, synchronize
 from perflab.errors import PerflabError
 
-from .rebuild import rebuilt
+from .rebuild import batches_drawn, rebuilt
 
 
 class Event(NamedTuple):
@@ -83,8 +83,6 @@ class _Noted:
 
 def _noted(dataset: Dataset, stages: Sequence[str], notes: _Notes) -> Dataset:
     """A shallow copy of `dataset` whose named stages are noted; the learner's own stays as it is."""
-    if isinstance(stages, str):
-        stages = [stages]
     for name in stages:
         if not callable(getattr(dataset, name, None)):
             have = [n for n in dir(dataset) if not n.startswith("_") and callable(getattr(dataset, n, None))]
@@ -111,6 +109,7 @@ def stage_times(
     clock: `time.thread_time` for processor seconds, which neither sleep nor a busy machine lengthens.
     Raises PerflabError for a stage that the dataset does not have.
     """
+    stages = [stages] if isinstance(stages, str) else stages
     notes = _Notes(clock)
     twin = _noted(dataset, stages, notes)
     indices = range(len(dataset)) if indices is None else list(indices)
@@ -179,14 +178,15 @@ def trace(loader: DataLoader, stages: Sequence[str] = (), to: Callable | None = 
     stages: see `stage_times`. `to(batch)`, where given, is noted as "copy" and is waited for. "queue" lasts
     from the end of collate in a worker until the loop has the batch. Nothing is asked of the loader itself.
     """
+    stages = [stages] if isinstance(stages, str) else stages
     there, here = _Notes(), _Notes()
     changes = {
         "dataset": _noted(loader.dataset, stages, there),
         "collate_fn": _Collate(loader.collate_fn, there),
         "persistent_workers": False,
     }
-    if loader.batch_sampler is not None:
-        changes["batch_sampler"] = _Drawn(loader.batch_sampler, here)
+    if (sampler := batches_drawn(loader)) is not None:
+        changes["batch_sampler"] = _Drawn(sampler, here)
     noted = iter(rebuilt(loader, **changes))
     events: list[Event] = []
     try:

@@ -1,5 +1,9 @@
 """Each test has a home, a folder of seats and a quick budget of its own."""
 
+import contextlib
+import subprocess
+import sys
+
 import pytest
 
 
@@ -11,3 +15,20 @@ def own_place(tmp_path, monkeypatch):
     for name in ("PERFLAB_MACHINE", "PERFLAB_RECORD", "PERFLAB_RECORDED", "PERFLAB_BUDGET", "PERFLAB_IMAGES"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def busy_neighbours():
+    """busy_neighbours(n): a block during which n other processes each keep a core busy."""
+
+    @contextlib.contextmanager
+    def start(n):
+        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+        try:
+            yield
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+
+    return start

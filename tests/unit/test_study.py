@@ -248,12 +248,12 @@ def test_a_rate_and_its_time_say_the_same():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_same_is_not_called_different(busy):
+def test_the_same_is_not_called_different(busy, busy_neighbours):
     """A/A: a callable against itself. The whole bar, 100 comparisons, with PERFLAB_TRIALS=100."""
     trials = int(os.environ.get("PERFLAB_TRIALS", "6"))
     a = torch.randn(220, 220)
     torch.set_num_threads(1)
-    with _neighbour() if busy else contextlib.nullcontext():
+    with busy_neighbours(int(busy)):
         wrong = 0
         for _ in range(trials):
             r = vary("which", {"a": a, "b": a}, product, study="t.aa")
@@ -276,18 +276,6 @@ def test_a_planted_difference_is_seen_and_never_reversed(factor):
     ]
     reversed_ = [s for s in states if s.state == NOT]
     assert not reversed_ and sum(s.state == HOLDS for s in states) >= 0.75 * trials
-
-
-@contextlib.contextmanager
-def _neighbour():
-    import subprocess
-    import sys
-
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
-        try:
-            yield
-        finally:
-            process.kill()
 
 
 @pytest.mark.slow
