@@ -97,6 +97,7 @@ def size_figure(
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks([nbytes_of(s) for s in sizes], sizes)
+    ax.yaxis.set_major_formatter("{x:g}")
     ax.minorticks_off()
     ax.set_xlabel("bytes a copy")
     ax.set_ylabel(unit)

@@ -60,8 +60,9 @@ def explore_copy() -> Explorer:
             drawn = [(1e3 * s.start, 1e3 * (s.end - s.start)) for s in mine]
             ax.broken_barh(drawn, (y - 0.35, 0.7), facecolors=colours[lane], edgecolor="white")
             for s in mine:
-                ax.text(500 * (s.start + s.end), y, str(s.batch + 1), ha="center", va="center", fontsize=8)
-        ax.set_yticks(range(len(colours)), ["host held", "copy", "compute"])
+                ink = "white" if lane == "compute" else "black"
+                ax.text(500 * (s.start + s.end), y, str(s.batch + 1), color=ink, ha="center", va="center", fontsize=8)
+        ax.set_yticks(range(len(colours)), list(colours))
         ax.set_ylim(len(colours) - 0.4, -0.6)
         ax.set_xlim(0, 1e3 * steps * (copy_s + compute_s))
         ax.set_xlabel(f"time (ms) of the first {steps} steps, modelled", loc="left")
@@ -76,7 +77,7 @@ def explore_copy() -> Explorer:
 
     return Explorer(
         draw,
-        "a modelled time line of host, copies and computation; numbers are batches.",
+        "a modelled time line: the host held by a copy, the copies, the computation; numbers are batches.",
         batch_mib=widgets.FloatSlider(64, min=1, max=256, step=1, description="MiB a batch"),
         gb_per_s=widgets.FloatSlider(25, min=2, max=60, step=1, description="GB/s"),
         compute_ms=widgets.FloatSlider(4, min=0.5, max=50, step=0.5, description="ms to compute"),
