@@ -133,9 +133,13 @@ def device() -> str:
 def missing(need: str) -> str | None:
     """Why `need` is not met here, or None if it is.
 
-    Needs: "cuda", "2 cuda" (that many devices), "compiler" (C++, for torch.compile on CPU), or the name
-    of a package that can be imported ("torchvision").
+    Needs: "cuda", "2 cuda" (that many devices), "compiler" (C++, for torch.compile on CPU), "full budget"
+    (what takes too long for the quick one), or the name of a package that can be imported ("torchvision").
     """
+    if need == "full budget":
+        from .job import budget
+
+        return None if budget() == "full" else "the quick budget leaves this out: set PERFLAB_BUDGET=full"
     if match := re.fullmatch(r"(?:(\d+) )?cuda", need):
         wanted, have = int(match[1] or 1), cuda_devices()
         if have >= wanted:

@@ -1,5 +1,5 @@
 """The exercises of the course: what is asked, how an answer is judged, hints, one solution."""
 
-from . import stages, start, transfer
+from . import knobs, stages, start, transfer
 
-PROBLEMS = start.PROBLEMS | stages.PROBLEMS | transfer.PROBLEMS
+PROBLEMS = start.PROBLEMS | knobs.PROBLEMS | stages.PROBLEMS | transfer.PROBLEMS

@@ -1,0 +1,546 @@
+"""What is in flight, what it takes, what does not fit, and why workers die."""
+
+import multiprocessing
+import os
+import pickle
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from perflab import PerflabError, question, vary
+from perflab.bench import machine
+from perflab.bench.estimate import HOLDS
+from perflab.bench.result import Metric
+from perflab.course.form import read
+from perflab.learn.problems.knobs import Readings
+from perflab.loading import knobs
+from perflab.loading.datasets import PACES, Paced
+from perflab.loading.deaths import explain_worker_death, explained
+from perflab.loading.flight import load_times, queue, waiting
+from perflab.loading.text import Sentences
+from perflab.places import NOTEBOOKS
+
+FORK = {"multiprocessing_context": "fork"}
+SHM = os.path.isdir("/dev/shm")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
+class Counted(Dataset):
+    """Counts its own items, in memory that all workers share."""
+
+    def __init__(self, items=999):
+        self.items, self.made = items, multiprocessing.Value("l", 0)
+
+    def __len__(self):
+        return self.items
+
+    def __getitem__(self, i):
+        with self.made.get_lock():
+            self.made.value += 1
+        return i
+
+
+class Stored(Dataset):
+    def __init__(self, item, items=10_000):
+        self.item, self.items = item, items
+
+    def __len__(self):
+        return self.items
+
+    def __getitem__(self, i):
+        return self.item
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (torch.zeros(8, dtype=torch.int64) for _ in range(99))
+
+
+# -- batches in flight
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(2, 2), (2, 4), (4, 8)])
+def test_batches_in_flight_are_workers_times_prefetch_factor(workers, ahead):
+    data = Counted()
+    loader = DataLoader(data, 3, num_workers=workers, prefetch_factor=ahead, **FORK)
+    seen = knobs.in_flight(loader)
+    assert seen == {"asked": workers * ahead, "made": workers * ahead, "after_one": workers * ahead + 1}
+    assert data.made.value == 3 * (workers * ahead + 1)
+
+
+@pytest.mark.parametrize(
+    ("loader", "seen"),
+    [
+        (DataLoader(range(99), 4), (0, 0, 1)),
+        (DataLoader(range(9), 4, num_workers=2, **FORK), (3, 3, 3)),
+        (DataLoader(range(9), 4, num_workers=2, drop_last=True, **FORK), (2, 2, 2)),
+        (DataLoader(range(99), None, num_workers=2, **FORK), (4, 4, 5)),
+        (DataLoader(range(99), 4, shuffle=True, num_workers=1, prefetch_factor=3, persistent_workers=True), (3, 3, 4)),
+        (DataLoader(range(99), batch_sampler=[[0, 1], [2], [5, 6, 7]], num_workers=2, **FORK), (3, 3, 3)),
+        (DataLoader([], 4, num_workers=2, **FORK), (0, 0, 0)),
+    ],
+)
+def test_in_flight_of_any_map_style_loader(loader, seen):
+    assert tuple(knobs.in_flight(loader).values()) == seen
+
+
+def test_in_flight_leaves_the_loader_and_no_process_behind():
+    loader = DataLoader(Counted(), 4, num_workers=2, persistent_workers=True, **FORK)
+    batches = iter(loader)
+    mine = {child.pid for child in multiprocessing.active_children()}
+    knobs.in_flight(loader)
+    assert {child.pid for child in multiprocessing.active_children()} == mine and len(mine) == 2
+    assert len(list(batches)) == 250
+    batches._shutdown_workers()
+
+
+@pytest.mark.parametrize("wrong", [DataLoader(Stream(), 4), [1, 2], None])
+def test_in_flight_of_what_has_no_indices_is_one_sentence(wrong):
+    with pytest.raises(PerflabError, match="count its samples"):
+        knobs.in_flight(wrong)
+
+
+def test_a_dataset_that_raises_is_heard_as_itself():
+    class Bad(Counted):
+        def __getitem__(self, i):
+            raise KeyError(f"no item {i}")
+
+    with pytest.raises(KeyError, match="no item 0"):
+        knobs.in_flight(DataLoader(Bad(), 4, num_workers=2, **FORK), patience_s=0.3)
+    assert multiprocessing.active_children() == []
+
+
+# -- bytes
+
+
+def storages(batch) -> int:
+    """Bytes of a collated batch, in pages, as torch's storages say."""
+    page = os.sysconf("SC_PAGESIZE")
+    if isinstance(batch, torch.Tensor):
+        return -(-batch.untyped_storage().nbytes() // page) * page
+    members = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return sum(storages(member) for member in members)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        torch.zeros(3, 64, 64, dtype=torch.uint8),
+        {"image": torch.zeros(3, 64, 64), "name": "cat.jpg", "label": 3},
+        (np.zeros(5000), [1.5, 2.5], ({"mask": torch.zeros(100, 100, dtype=torch.bool)}, b"raw")),
+        [0.5] * 50,
+        7,
+        "text",
+    ],
+)
+def test_batch_bytes_are_those_of_a_real_batch(item):
+    loader = DataLoader(Stored(item), 32)
+    assert knobs.batch_bytes(loader) == storages(default_collate([item] * 32))
+
+
+def test_batch_bytes_of_other_loaders():
+    assert knobs.batch_bytes(DataLoader(Stream(), 512)) == 512 * 64
+    assert knobs.batch_bytes(DataLoader(Stored(torch.zeros(2048)), None)) == 8192
+    assert knobs.batch_bytes(DataLoader(Stored(torch.zeros(2048), items=3), 64)) == 3 * 8192
+    assert knobs.batch_bytes(DataLoader(Stored(torch.zeros(2048)), batch_sampler=[[1, 2], [3, 4]])) == 2 * 8192
+    assert knobs.batch_bytes(DataLoader([], 4)) == 0
+
+
+def test_a_stream_that_can_be_read_once_is_not_touched():
+    class Once(IterableDataset):
+        def __init__(self):
+            self.numbers = iter(range(9))
+
+        def __iter__(self):
+            return self.numbers
+
+    assert knobs.batch_bytes(DataLoader(loaded := Once(), 4)) == 0
+    assert list(loaded.numbers) == list(range(9))
+
+
+def test_looking_at_a_sample_leaves_the_random_streams_alone():
+    class Draws(Stored):
+        def __getitem__(self, i):
+            return torch.rand(4), np.random.random(), random.random()
+
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    knobs.batch_bytes(DataLoader(Draws(0), 4))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+def test_a_sample_that_cannot_be_had_is_one_sentence():
+    class Bad(Stored):
+        def __getitem__(self, i):
+            raise OSError("disk gone")
+
+    with pytest.raises(PerflabError, match=r"disk gone.*mend the dataset"):
+        knobs.batch_bytes(DataLoader(Bad(0), 4))
+
+
+@pytest.mark.skipif(not SHM, reason="no /dev/shm here")
+@pytest.mark.parametrize(("dtype", "ahead"), [(torch.uint8, 2), (torch.uint8, 8), (torch.float32, 2)])
+def test_bytes_in_flight_are_seen_in_shared_memory_within_a_fifth(dtype, ahead):
+    item = torch.zeros(3, 128, 128, dtype=dtype)
+    loader = DataLoader(Stored(item), 64, num_workers=2, prefetch_factor=ahead, **FORK)
+    told = 2 * ahead * 64 * item.numel() * item.element_size()
+    assert knobs.flight_bytes(loader) == told
+    seen = [knobs.seen_bytes(loader) for _ in range(3)]  # others on this machine use /dev/shm too
+    assert statistics.median(seen) == pytest.approx(told, rel=0.2)
+
+
+def test_what_fits_is_given_back_and_starts_nothing():
+    loader = DataLoader(Stored(torch.zeros(9)), 4, num_workers=2, **FORK)
+    none = DataLoader(Stored(torch.empty(2**40, device="meta")), 4)
+    assert knobs.fitting(loader) is loader and knobs.fitting(none) is none
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("shm", "ram", "word"), [(2**20, 2**40, "/dev/shm has 1.00 MiB free"), (2**40, 2**20, "RAM")])
+def test_what_does_not_fit_is_one_sentence_with_its_figures(shm, ram, word, monkeypatch):
+    monkeypatch.setattr(machine, "shm_bytes", lambda: shm)
+    monkeypatch.setattr(machine, "ram_bytes", lambda: ram)
+    loader = DataLoader(Stored(torch.zeros(2**16)), 4, num_workers=2, prefetch_factor=3, **FORK)
+    with pytest.raises(PerflabError, match=r"2 x 3 \+ 1 batches of 1\.00 MiB take 7\.00 MiB") as said:
+        knobs.fitting(loader)
+    assert word in str(said.value) or not SHM
+    assert len(str(said.value)) < 200 and multiprocessing.active_children() == []
+
+
+def test_a_value_that_does_not_fit_is_a_row_and_the_sweep_goes_on():
+    def prepare(ahead):
+        return knobs.fitting(DataLoader(Stored(torch.zeros(1024)), 64, num_workers=1, prefetch_factor=ahead, **FORK))
+
+    r = vary("ahead", [2, 10**9], lambda loader: next(iter(loader)), prepare=prepare, study="t.fit", budget_s=0.1)
+    assert "batches of 256 KiB take" in r.reasons[label := "1000000000"] and label not in r.measured
+    assert r["time_s"].of(2).n
+
+
+SMALL_SHM = """
+import sys, warnings, torch
+from torch.utils.data import DataLoader, Dataset
+from perflab import vary
+from perflab.loading.deaths import explain_worker_death
+from perflab.loading.knobs import fitting
+warnings.simplefilter("ignore")
+
+class Big(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i): return torch.ones(3, 512, 512)
+
+def loader(ahead): return DataLoader(Big(), 4, num_workers=2, prefetch_factor=ahead, multiprocessing_context="fork")
+
+if sys.argv[1] == "guarded":
+    swept = vary("ahead", [1, 4], lambda l: [None for _ in l], prepare=lambda n: fitting(loader(n)),
+                 study="t.shm", budget_s=0.1)
+    print(swept)
+    assert swept["time_s"].of(1).n and not swept["time_s"].of(4).n
+else:
+    try:
+        batches = [batch for batch in loader(4)]
+    except Exception as e:
+        print("heard:", type(e).__name__, str(e)[:90], "explained:", explain_worker_death(e))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["guarded", "bare"])
+def test_a_docker_sized_dev_shm_is_foretold_and_its_deaths_are_explained(how, tmp_path):
+    mount = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"'
+    inside = ["unshare", "-m", "sh", "-c", mount]
+    if not shutil.which("unshare") or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("a /dev/shm of its own needs unshare -m and the right to mount")
+    script = tmp_path / "small.py"
+    script.write_text(SMALL_SHM)
+    done = subprocess.run([*inside, sys.executable, str(script), how], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    if how == "guarded":
+        assert "/dev/shm has 64.0 MiB free, and 2 x 4 + 1 batches of 12.0 MiB take 108 MiB" in done.stdout
+    else:
+        assert "heard:" in done.stdout and "/dev/shm is full" in done.stdout.split("explained:")[1]
+
+
+# -- memory and differences
+
+
+def hold(n, ready, done):
+    block = bytearray(os.urandom(1024) * n)
+    ready.set()
+    done.wait(20)
+    return block
+
+
+def test_held_bytes_are_the_private_memory_of_living_children():
+    context = multiprocessing.get_context("fork")
+    ready, done = context.Event(), context.Event()
+    child = context.Process(target=hold, args=(50 * 1024, ready, done))
+    child.start()
+    try:
+        assert ready.wait(20)
+        held = knobs.held_bytes()
+        assert held == pytest.approx(psutil.Process(child.pid).memory_full_info().uss, rel=0.05)
+        assert held > 50 * 2**20 and knobs.held_bytes("spawn") == 0
+    finally:
+        done.set()
+        child.join()
+    assert knobs.held_bytes() == 0
+
+
+def test_a_difference_is_paired_by_rounds():
+    rounds = {"a": {r: 10.0 * r + 3 for r in range(1, 9)}, "b": {r: 10.0 * r for r in range(2, 12)}}
+    metric = Metric("epoch_s", "s", rounds, {"c": "out of memory"})
+    seen = knobs.difference(metric, "a", "b")
+    assert (seen.mid, seen.lo, seen.hi, seen.n, seen.unit) == (3, 3, 3, 7, "s")
+    assert knobs.difference(metric, "b", "a").at_most(-3).state == HOLDS
+    assert "out of memory" in knobs.difference(metric, "a", "c").why
+
+
+# -- deaths
+
+
+class Dies(Stored):
+    def __getitem__(self, i):
+        self.item()
+
+
+def error_of(call) -> BaseException:
+    with pytest.raises(BaseException) as said:
+        call()
+    return said.value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGBUS), ["/dev/shm", "--shm-size"]),
+        (lambda: os._exit(3), ["notebook cell", "num_workers=0"]),
+        (lambda: time.sleep(9), ["timeout", "forkserver"]),
+    ],
+    ids=["bus error", "exit", "timeout"],
+)
+def test_the_real_death_of_a_worker_is_explained(death, words):
+    how = {"timeout": 0.5} if "sleep" in death.__code__.co_names else {}
+    loader = DataLoader(Dies(death), 4, num_workers=1, **how, **FORK)
+    sentence = explain_worker_death(error_of(lambda: list(loader)))
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize(
+    ("message", "word"),
+    [
+        (
+            "RuntimeError: unable to allocate shared memory(shm) for file: No space left on device (28)",
+            "/dev/shm is full",
+        ),
+        ("RuntimeError: unable to write to file </torch_7_1_0>: No space left on device (28)", "/dev/shm first"),
+        ("RuntimeError: Too many open files. Communication with the workers is no longer possible.", "ulimit -n"),
+        (
+            "unable to open shared memory object </torch_7_1_0> in read-write mode: Too many open files (24)",
+            "ulimit -n",
+        ),
+        ("RuntimeError: received 0 items of ancdata", "ulimit -n"),
+        ("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that", "/dev/shm is full"),
+        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "memory ran out"),
+        ("DataLoader worker (pid 7) is killed by signal: Segmentation fault. ", "crashed"),
+        ("DataLoader worker (pid 7) is killed by signal: Aborted. ", "num_workers=0"),
+        ("OSError: [Errno 12] Cannot allocate memory", "Memory ran out"),
+        ("RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with", "return CPU tensors"),
+        ("AttributeError: Can't get attribute 'Cell' on <module '__main__' (built-in)>", "notebook cell"),
+        (str(error_of(lambda: pickle.dumps(lambda: 0))), "lambda"),
+        (str(error_of(lambda: pickle.dumps(open(os.devnull)))), "open handle"),  # noqa: SIM115
+    ],
+)
+def test_a_known_message_is_explained_with_a_way_out(message, word):
+    sentence = explain_worker_death(message)
+    assert word in sentence and sentence.count(". ") == 0 and sentence.endswith(".")
+
+
+def test_an_unknown_message_is_not_explained():
+    assert explain_worker_death(ValueError("shapes differ")) == ""
+
+
+def test_an_explained_run_gives_the_row_its_reason():
+    def run(kind):
+        raise RuntimeError("worker is killed by signal: Bus error.") if kind else None
+
+    r = vary("kind", ["bus"], explained(run), study="t.explained", budget_s=0.1)
+    assert "A worker wrote to memory" in r.reasons["bus"]
+    assert error_of(lambda: explained(lambda _: 1 / 0)(0)).__class__ is ZeroDivisionError
+
+
+# -- the model
+
+
+def test_the_mean_stays_whatever_the_burst():
+    for burst in (1, 2.5, 5):
+        assert statistics.mean(load_times(0.03, burst, 100)) == pytest.approx(0.03)
+    assert statistics.mean(PACES["bursty"]) == pytest.approx(statistics.mean(PACES["even"]))
+
+
+def test_without_variance_more_ahead_gains_nothing_and_with_it_the_wait_goes():
+    def waits(burst, prefetch, in_order=True):
+        return waiting(queue(load_times(0.003, burst, 400), 0.002, 2, prefetch, in_order))
+
+    assert waits(1, 1) == waits(1, 8) == 0
+    assert waits(4, 1) > 0.3 > 0.05 > waits(4, 8)
+    assert waits(4, 1, in_order=False) < waits(4, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [("bursty", 1, True), ("bursty", 8, True), ("slow", 2, True), ("bursty", 1, False)])
+def test_the_model_takes_as_long_as_a_real_loader(kind):
+    pace, ahead, in_order = kind
+    loads, step_s = [6 * PACES[pace][i % 5] for i in range(30)], 0.012
+    how = {"num_workers": 2, "prefetch_factor": ahead, "in_order": in_order, **FORK}
+    loader = DataLoader(Paced(tuple(loads), 30), None, persistent_workers=True, **how)
+
+    def epoch():
+        began = time.perf_counter()
+        for _ in loader:
+            time.sleep(step_s)
+        return time.perf_counter() - began
+
+    seen = min(epoch() for _ in range(3))
+    model = max(s.end for s in queue(loads, step_s, 2, ahead, in_order) if s.lane == "loop")
+    assert 0.9 < seen / model < 1.4
+
+
+# -- data and exercises
+
+
+def test_a_sentence_is_what_its_tokens_say():
+    text = Sentences(16, words=10, length=12)
+    names = {number: name for name, number in text.vocabulary.items()}
+    tokens, label = text[7]
+    assert " ".join(names[t] for t in tokens.tolist() if t) == text.sentence(7) and label == 1
+    assert tokens.shape == (12,) and tokens.dtype == torch.int64 and (tokens[10:] == 0).all()
+    assert len(Sentences(4, words=40, length=12)[0][0]) == 12
+    with pytest.raises(PerflabError, match="1 or more"):
+        Sentences(0)
+
+
+def test_what_does_not_collate_is_quoted_as_torch_says_it():
+    said = str(error_of(lambda: default_collate([Image.new("RGB", (4, 4))])))
+    text = " ".join(cell.source for cell in read(NOTEBOOKS / "02_loading_knobs.ipynb").cells)
+    assert said.split("; found", maxsplit=1)[0] in " ".join(text.replace("`", "").split())
+
+
+def test_what_takes_too_long_needs_the_full_budget(monkeypatch):
+    assert "PERFLAB_BUDGET=full" in machine.missing("full budget")
+    monkeypatch.setenv("PERFLAB_BUDGET", "full")
+    assert machine.missing("full budget") is None
+
+
+@pytest.fixture
+def mended():
+    scope: dict = {}
+    exec(question("02.1").problem.solution, scope)
+    return scope["Mended"]
+
+
+@pytest.mark.slow
+def test_the_solution_of_the_three_faults_is_right(mended):
+    assert question("02.1").check(mended).state in ("Correct", "CANNOT TELL")
+
+
+def test_a_half_mended_dataset_hears_what_is_left(mended):
+    class Generator(mended):
+        def __init__(self, path):
+            super().__init__(path)
+            self.rng = np.random.default_rng()
+
+        def __getitem__(self, i):
+            return super().__getitem__(i) | {"shift": self.rng.random()}
+
+    class SameEachEpoch(mended):
+        own = None
+
+        def __getitem__(self, i):
+            if self.own is None and (info := torch.utils.data.get_worker_info()):
+                self.own = np.random.default_rng(info.id)
+            return super().__getitem__(i) | {"shift": (self.own or np.random).random()}
+
+    class Lists(mended):
+        def __getitem__(self, i):
+            item = super().__getitem__(i)
+            return item | {"row": item["row"].tolist()}
+
+    class Rereads(Readings):
+        def __getitem__(self, i):
+            item = super().__getitem__(i)
+            return item | {"row": np.array(item["row"]), "shift": random.random()}
+
+    class Handle(mended):
+        def __init__(self, path):
+            super().__init__(path)
+            self.file = open(path)  # noqa: SIM115
+            self.size = len(self.file.readline())
+
+        def __getitem__(self, i):
+            self.file.seek(i * self.size)
+            number, *values = self.file.readline().split(",")
+            return super().__getitem__(i) | {"number": int(number), "row": np.array(values, float)}
+
+    left = {
+        Generator: "two workers draw the same shifts",
+        SameEachEpoch: "each epoch draws the shifts of the one before again",
+        Lists: "64 tensors instead of one",
+        Rereads: "still reads the whole file",
+        Handle: "move one offset",
+    }
+    for made, words in left.items():
+        said = question("02.1").check(made)
+        assert said.state == "Not right" and words in said.sentence, (made.__name__, said)
+        others = [other for other in left.values() if other != words]
+        assert made is Handle or not any(other in said.sentence for other in others), said
+    untouched = question("02.1").check(Readings).sentence
+    assert all(left[fault] in untouched for fault in (Generator, Lists, Rereads)) and left[Handle] not in untouched
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (7, "a class"),
+        (lambda path: [], "128 lines"),
+        (lambda path: Stored([1], 128), "dictionary"),
+        (lambda path: Stored({"number": 1, "row": [0.0] * 64, "shift": 0.0}, 128), "of line 0"),
+        (lambda path: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_wrong_dataset_hears_why(answer, word):
+    said = question("02.1").check(answer)
+    assert said.state == "Not right" and word in said.sentence
+
+
+def test_bytes_in_flight_as_an_exercise():
+    q = question("02.2")
+    right = 8 * 5 * torch.zeros(64, 3, 224, 224).untyped_storage().nbytes() / 2**30
+    assert q.check(eval(q.problem.solution)).state == q.check(right).state == "Correct"
+    slips = {
+        right * 2**30 / 1e9: "GB", right / 4: "4 bytes", right / 8: "each of the workers", right / 5: "prefetch_factor",
+        right / 3: "channels", right / 64: "one image", right / 40: "one batch", right * 1024: "MiB", 99: "multiply",
+        "1.4": "one number", True: "one number",
+    }  # fmt: skip
+    for wrong, word in slips.items():
+        said = q.check(wrong)
+        assert said.state == "Not right" and word in said.sentence, wrong
