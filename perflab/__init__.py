@@ -14,6 +14,8 @@ _HOME = {
     "release": "bench.closing",
     "fresh": "bench.elsewhere",
     "split": "triage.split",
+    "guards": "loading.guards",
+    "advise": "loading.sweep",
     "predict": "learn.predict",
     "calibration": "learn.predict",
     "question": "learn.question",

@@ -22,7 +22,8 @@ class Plan:
 
     enough_rounds: int  # before a narrow interval ends the schedule
     most_rounds: int
-    budget_s: float  # ends the schedule, but not before `least_rounds`
+    budget_s: float  # ends the schedule, but not before `least_rounds`,
+    patience_s: float  # or three budgets, or this, whichever is longer
     width: float = 0.02  # an interval of a log-ratio is narrow at plus or minus this
     least_rounds: int = 6  # below six there is no 95 % interval
     sample_s: float = 0.005  # one value's figure of one round takes at least this long,
@@ -30,8 +31,8 @@ class Plan:
 
 
 PLANS = {
-    "quick": Plan(enough_rounds=10, most_rounds=60, budget_s=1.5),
-    "full": Plan(enough_rounds=20, most_rounds=60, budget_s=20, width=0.01),
+    "quick": Plan(enough_rounds=10, most_rounds=60, budget_s=1.5, patience_s=10),
+    "full": Plan(enough_rounds=20, most_rounds=60, budget_s=20, patience_s=60, width=0.01),
 }
 
 

@@ -202,7 +202,7 @@ class Schedule:
 
     def _done(self, kept: int, spent: float) -> str:
         p = self.job.plan
-        if (kept and spent > 3 * p.budget_s) or (spent > p.budget_s and kept >= p.least_rounds):
+        if (kept and spent > max(3 * p.budget_s, p.patience_s)) or (spent > p.budget_s and kept >= p.least_rounds):
             return "budget spent"
         if kept >= p.enough_rounds and kept % 5 == 0 and self._narrow():
             return "intervals narrow enough"

@@ -15,7 +15,7 @@ from perflab.errors import PerflabError
 
 from .guards import Guards, guards
 from .knobs import fitting
-from .rebuild import rebuilt
+from .rebuild import batches_drawn, rebuilt
 
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 
@@ -81,7 +81,7 @@ def advise(loader: DataLoader, workers: Sequence[int] | None = None, *, study: s
         return Advice(found, None)
     if workers is None:
         workers = [0, *itertools.takewhile(lambda n: n <= 4 * machine.cores(), (2**k for k in range(12)))]
-    sampler, count = loader.batch_sampler, 0
+    sampler, count = batches_drawn(loader), 0
     if sampler is not None and len(sampler):
         began = time.perf_counter()
         next(iter(rebuilt(loader, num_workers=0)))

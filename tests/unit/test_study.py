@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -194,9 +195,16 @@ def test_stable_text_is_the_same_in_two_runs():
     assert repr(runs[0]) == repr(runs[1]) == "Result t.text: ms = a, b; k = 1\n  timed: time_s (s)"
 
 
-def test_a_schedule_keeps_a_round_however_small_its_budget():
+def test_a_schedule_goes_on_to_an_interval_however_small_its_budget():
+    assert vary("ms", [30, 60], sleep, study="t.slow", budget_s=0.01)["time_s"].of(30).n == 6
+
+
+def test_where_that_takes_too_long_it_keeps_what_it_has(monkeypatch):
+    from perflab.bench import job
+
+    monkeypatch.setitem(job.PLANS, "quick", replace(job.PLANS["quick"], patience_s=0.1))
     r = vary("ms", [30, 60], sleep, study="t.slow", budget_s=0.01)
-    assert r["time_s"].of(30).n >= 1 and r.ratio(30, 60).at_least(0.1).state == CANNOT
+    assert 1 <= r["time_s"].of(30).n < 6 and r.ratio(30, 60).at_least(0.1).state == CANNOT
 
 
 def test_what_was_measured_survives_an_exit():

@@ -1,0 +1,155 @@
+"""How many workers: planted knees, checks before advice, what does not fit."""
+
+import multiprocessing
+import os
+import time
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from perflab import PerflabError, advise, vary
+from perflab.bench import machine
+from perflab.bench.result import Knee
+
+
+class Gated(Dataset):
+    """An item takes 6 ms, and at most four are handled at a time, as by a store with four connections."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        with self.gate:
+            time.sleep(0.006)
+        return torch.tensor(i)
+
+
+def epoch(loader):
+    for _ in loader:
+        pass
+
+
+def kept(dataset, n, size=2):
+    how = {"persistent_workers": True, "multiprocessing_context": "fork"} if n else {}
+    return DataLoader(dataset, size, num_workers=n, **how)
+
+
+def trials(few):
+    return int(os.environ.get("PERFLAB_TRIALS", few))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("neighbours", [0, 2], ids=["quiet", "loaded"])
+def test_a_gate_of_four_is_found_and_no_other_knee(neighbours, busy_neighbours, note):
+    """The whole bar, 20 sweeps each, with PERFLAB_TRIALS=20."""
+    dataset, seen = Gated(multiprocessing.get_context("fork").Semaphore(4)), []
+    with busy_neighbours(neighbours):
+        for _ in range(trials(2)):
+            sweep = vary(
+                "num_workers",
+                [1, 2, 4, 8],
+                epoch,
+                prepare=lambda n: kept(dataset, n),
+                study="t.gate",
+                per="sample",
+                work=64,
+            )
+            seen.append(sweep.knee())
+    wrong = [k for k in seen if k.values and "4" not in k.values]
+    told = sum(k.values == ("4",) for k in seen)
+    note(f"a gate of four, {neighbours} neighbours: {told} of {len(seen)} knees found, {len(wrong)} wrong")
+    assert not wrong, seen
+
+
+class Computing(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, i):
+        until = time.thread_time() + 0.004
+        while time.thread_time() < until:
+            pass
+        return torch.tensor(i)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("neighbours", [0, 4], ids=["quiet", "loaded"])
+def test_work_that_fills_cores_has_its_knee_at_the_cores_or_none_under_load(neighbours, busy_neighbours):
+    n = machine.cores()
+    with busy_neighbours(neighbours):
+        sweep = vary(
+            "num_workers",
+            sorted({1, n, 2 * n}),
+            epoch,
+            prepare=lambda n: kept(Computing(), n),
+            study="t.cores",
+            per="sample",
+            work=48,
+        )
+    knee = sweep.knee()
+    assert str(n) in knee.values or sweep.crowded
+    if sweep.crowded:
+        assert knee.within(n, n).state == "CANNOT TELL"
+
+
+def test_advice_is_the_fewest_that_suffice():
+    advice = advise(DataLoader(TensorDataset(torch.arange(64)), 4), [0, 1], study="t.own")
+    assert advice.guards.clear and advice.result.measured == ["0", "1"]
+    assert str(advice).startswith(("Take num_workers=", "No number of workers is recommended: other processes"))
+
+
+def test_a_knee_that_the_rounds_leave_open_is_said():
+    from perflab.loading.sweep import Advice
+
+    class Open:
+        def knee(self):
+            return Knee(("2", "4"))
+
+    assert "2 or 4 reach 90 %" in str(Advice(None, Open()))
+
+
+class Doubled(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(40))
+
+
+def test_nothing_is_measured_behind_an_alarm():
+    advice = advise(DataLoader(Doubled(), 4, num_workers=2, multiprocessing_context="fork"), [0, 2], study="t.own")
+    assert advice.result is None and "none lost or doubled" in {a.guard for a in advice.guards.alarms}
+    assert str(advice).startswith("No number of workers is recommended.")
+
+
+def test_what_does_not_fit_is_a_row_and_the_sweep_goes_on(monkeypatch):
+    large = TensorDataset(torch.zeros(32, 2**18))  # a batch of 4 holds 4 MiB
+    monkeypatch.setattr(machine, "shm_bytes", lambda: 12 * 2**20)
+    advice = advise(DataLoader(large, 4), [0, 1, 4], study="t.own")
+    assert advice.result.measured == ["0", "1"]
+    assert "/dev/shm" in advice.result.reasons["4"]
+
+
+def test_a_loader_without_a_batch_is_one_sentence():
+    class Nothing(IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(PerflabError, match="gives no batch"):
+        advise(DataLoader(Nothing(), 4), [0])
+
+
+def test_an_epoch_without_a_batch_is_an_alarm():
+    advice = advise(DataLoader(TensorDataset(torch.zeros(2)), 4, drop_last=True), [0])
+    assert [a.guard for a in advice.guards.alarms] == ["last batch"]
+
+
+def test_no_worker_is_left_and_the_loader_stays_as_it_was():
+    before = set(psutil.Process().children())
+    loader = kept(TensorDataset(torch.arange(16)), 1)
+    advise(loader, [0, 1], study="t.own")
+    assert set(psutil.Process().children()) <= before and loader._iterator is None
