@@ -7,6 +7,7 @@ import math
 import nbformat
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from perflab import PerflabError, observe, places, question, vary
 from perflab.bench import machine
@@ -242,6 +243,32 @@ def test_the_prefetcher_is_fifteen_lines_and_waits_before_it_queues_the_next_cop
     once = [[("wait", "side"), ("record", k, log), ("copy", k + 1, "side"), ("step", k)] for k in range(3)]
     expected = [("copy", 0, "side"), *(event for step in once for event in step)]
     assert log == [event for event in expected if event != ("copy", 3, "side")]
+
+
+def test_what_the_notebook_says_of_a_machine_without_a_gpu_is_what_torch_does():
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    nb = nbformat.read(places.NOTEBOOKS / "03_host_to_device.ipynb", 4)
+    prose = " ".join(" ".join(c.source for c in nb.cells if c.cell_type == "markdown").split())
+    with pytest.warns(UserWarning, match="pin_memory") as caught:
+        assert not next(iter(DataLoader(torch.zeros(4, 2), 2, pin_memory=True))).is_pinned()
+    assert str(caught[0].message).rstrip(".") in prose
+    with pytest.raises(RuntimeError):
+        torch.zeros(2).pin_memory()
+
+
+def test_the_computation_is_sized_to_the_copy(monkeypatch):
+    seconds, products = iter([4.8e-3, 0.06e-3]), []
+    monkeypatch.setattr(transfer, "_fastest", lambda call, calls=1: next(seconds))
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: products.append(1))
+    pair = transfer.Pair(256 * transfer.MIB, longer=1.5)
+    pair._a = pair._b = pair._out = None
+    pair.repeats = pair._sized()
+    pair.compute()
+    assert len(products) == 120
+    pair.close()
+    pair.close()
+    assert pair.repeats == 0 and pair.pinned is None
 
 
 # -- exercises
