@@ -117,14 +117,15 @@ def _top(e: Estimate) -> float:
 def _axis(metrics: Sequence[str], unit: str) -> str:
     if metrics[0].endswith("_per_s") or unit == "%":
         return unit
+    name = metrics[0].removesuffix("_s").removesuffix("_bytes").replace("_", " ")
     if len(metrics) > 1:
-        return f"time ({unit})" if metrics[0].endswith("_s") else unit
-    return f"{metrics[0].removesuffix('_s').removesuffix('_bytes').replace('_', ' ')} ({unit})"
+        name = "time" if metrics[0].endswith("_s") else ""
+    return f"{name} ({unit})".strip() if unit else name
 
 
 def _wide(series: list[Series]) -> bool:
-    mids = [e.mid for s in series for e in s.points.values() if e.mid > 0]
-    return len(mids) > 1 and max(mids) / min(mids) > 20
+    mids = [e.mid for s in series for e in s.points.values()]
+    return len(mids) > 1 and min(mids) > 0 and max(mids) / min(mids) > 20
 
 
 def _over_numbers(result: Result, metric: str, series: list[Series], bound):
@@ -173,9 +174,10 @@ def _by_label(result: Result, metrics: Sequence[str], series: list[Series], boun
         ax.set_xlim(0, 118)
     elif _wide(series):
         ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter(lambda x, _: "")  # its labels would overlap
         ax.margins(x=0.15)
     else:
-        ax.set_xlim(0, max(_top(e) for s in series for e in s.points.values()) / factor * 1.3)
+        ax.set_xlim(0, max(_top(e) for s in series for e in s.points.values()) / factor * 1.3 or 1)
     if bound:
         ax.axvline(bound[0] / factor, color=style.BOUND, linestyle="--")
         at = (bound[0] / factor, -0.6)
