@@ -5,6 +5,7 @@ found.require()             # no advice on speed behind an alarm
 """
 
 import html
+import multiprocessing
 import os
 import resource
 import time
@@ -12,6 +13,7 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import psutil
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -19,13 +21,14 @@ from perflab.bench.closing import Door
 from perflab.bench.job import budget
 from perflab.errors import PerflabError
 
-from . import resources, rules, streams
-from .alone import Alone, Case, alone
-from .crews import as_it_stands, crews, differs, offsets, stream_crews, verify
-from .double import double
-from .pickled import start_method
-from .probes import Parts
-from .rules import ALARM, Check, Seen
+from .checks import resources, rules, streams
+from .checks.alone import Alone, Case, alone
+from .checks.crews import as_it_stands, crews, offsets, stream_crews, verify
+from .checks.double import double
+from .checks.pickled import start_method
+from .checks.probes import Parts
+from .checks.reach import put_back, shared
+from .checks.rules import ALARM, Check, Seen
 
 RULES = {
     "pickling": rules.pickling,
@@ -123,6 +126,8 @@ def guards(loader_or_dataset, epochs: int = 2, timeout_s: float = 20.0, step=Non
     loader, bare = _as_loader(loader_or_dataset)
     if epochs < 1 or timeout_s <= 0:
         raise PerflabError(f"guards needs epochs of 1 or more and a timeout_s above 0, not {epochs} and {timeout_s}.")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise PerflabError('A worker imports this file: put what it runs under if __name__ == "__main__".')
     began = time.perf_counter()
     with Door() as door:
         seen = _look(loader, bare, epochs, timeout_s, step, door)
@@ -154,9 +159,10 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
     seen.kept = _kept_tensors()
 
     def listen(act):
-        before = offsets()
+        before, memory = offsets(), shared(parts.roots)
         heard = door.call(double, act, timeout_s + 5)
         _put_back(before)
+        put_back(memory)
         for said in heard.said:
             seen.crews.append(said) if "crew" in said else seen.facts.update(said)
         if heard.ended:
@@ -173,10 +179,7 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
     listen(partial(stream_crews if case.streams else crews, case, seen.alone, sizes))
     if case.streams:
         return seen
-    wrong = set()
-    for crew in seen.crews:
-        crew["wrong"] = differs(seen.alone.seen, crew["read"])
-        wrong |= set(crew["wrong"])
+    wrong = set().union(*(crew["wrong"] for crew in seen.crews))
     if wrong and not seen.alone.own_random and not seen.ended:
         heard = listen(partial(verify, case, seen.alone, sorted(wrong)))
         seen.verified = seen.facts.get("verified", {}) if not heard.ended else {}
@@ -195,8 +198,10 @@ def _settle(seen: Seen):
         alone.stream = facts.get("stream stream", {})
         again = facts.get("stream again")
         if again is not None and alone.stream:
-            n = min(len(again["digests"]), len(alone.stream["digests"]))
-            facts["own_random"] = set(again["digests"][:n].tolist()) != set(alone.stream["digests"][:n].tolist())
+            first = alone.stream["digests"]
+            if not alone.stream["ended"]:
+                first = first[: len(again["digests"])]
+            facts["own_random"] = not np.isin(again["digests"], first).all()
 
 
 def _put_back(before: dict[int, int]):

@@ -1,0 +1,1 @@
+"""What stands behind perflab.loading.guards: the readings of a loader, and the rules that judge them."""
