@@ -1,5 +1,6 @@
 """How many workers does this loader want? Checked first, then measured, then said."""
 
+import html
 import itertools
 import time
 import warnings
@@ -10,10 +11,10 @@ from torch.utils.data import DataLoader
 
 from perflab.bench import machine
 from perflab.bench.result import Knee, Result
-from perflab.bench.study import vary
+from perflab.bench.study import observe, vary
 from perflab.errors import PerflabError
 
-from .guards import Guards, guards
+from .guards import guards
 from .knobs import fitting
 from .rebuild import batches_drawn, rebuilt
 
@@ -37,8 +38,13 @@ class _First:
 class Advice:
     """What the guards found, what the sweep measured (None behind an alarm), and what follows."""
 
-    guards: Guards
+    guards: Result
     result: Result | None
+
+    @property
+    def alarms(self) -> dict[str, str]:
+        """What is wrong and the way out, by guard."""
+        return {guard: seen["alarm"] for guard, seen in self.guards.counts.items() if "alarm" in seen}
 
     @property
     def knee(self) -> Knee:
@@ -46,15 +52,15 @@ class Advice:
 
     def __str__(self):
         if self.result is None:
-            return f"No number of workers is recommended. {self.guards}"
+            wrong = " ".join(f"{guard}: {alarm}" for guard, alarm in self.alarms.items())
+            return f"No number of workers is recommended. {wrong}"
         few = self.knee.values
         if not few:
             return f"No number of workers is recommended: {self.knee.why}."
         if len(few) == 1:
             return f"Take num_workers={few[0]}: the fewest that reach 90 % of the best rate measured."
-        return (
-            f"Take num_workers={few[-1]}: {' or '.join(few)} reach 90 % of the best rate; the rounds do not say which."
-        )
+        rest = f"{' or '.join(few)} reach 90 % of the best rate, and the rounds do not say which."
+        return f"Take num_workers={few[-1]}: {rest}"
 
     def __repr__(self):
         return f"Advice on num_workers: {'no alarm' if self.result else 'alarm'}"
@@ -65,7 +71,13 @@ class Advice:
         display(self.guards)
         if self.result is not None:
             display(self.result)
-        display({"text/plain": repr(self), "text/html": f"<p><b>{self}</b></p>"}, raw=True)
+        display({"text/plain": repr(self), "text/html": f"<p><b>{html.escape(str(self))}</b></p>"}, raw=True)
+
+
+def _states(loader: DataLoader) -> dict[str, dict[str, str]]:
+    found = guards(loader)
+    alarms = {a.guard: {"alarm": f"{a.what} {a.way_out}"} for a in found.alarms}
+    return {c.guard: {"state": c.state} | alarms.get(c.guard, {}) for c in found.checks}
 
 
 def advise(loader: DataLoader, workers: Sequence[int] | None = None, *, study: str = "own.workers") -> Advice:
@@ -76,8 +88,8 @@ def advise(loader: DataLoader, workers: Sequence[int] | None = None, *, study: s
     a whole epoch. What would not fit into shared memory is a row with its reason. Raises PerflabError for a
     loader without a batch.
     """
-    found = guards(loader)
-    if not found.clear:
+    found = observe(f"{study}.guards", lambda: _states(loader), variable="guard")
+    if Advice(found, None).alarms:
         return Advice(found, None)
     if workers is None:
         workers = [0, *itertools.takewhile(lambda n: n <= 4 * machine.cores(), (2**k for k in range(12)))]
