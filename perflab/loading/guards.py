@@ -23,7 +23,7 @@ from perflab.errors import PerflabError
 
 from .checks import resources, rules, streams
 from .checks.alone import Alone, Case, alone
-from .checks.crews import as_it_stands, crews, offsets, stream_crews, verify
+from .checks.crews import as_it_stands, by_one_worker, crews, offsets, stream_crews, verify
 from .checks.double import double
 from .checks.pickled import start_method
 from .checks.probes import Parts
@@ -160,7 +160,7 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
 
     def listen(act):
         before, memory = offsets(), shared(parts.roots)
-        heard = door.call(double, act, timeout_s + 5)
+        heard = door.call(double, act, timeout_s if act.func is alone else timeout_s + 5)
         _put_back(before)
         put_back(memory)
         for said in heard.said:
@@ -170,17 +170,20 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
         return heard
 
     listen(partial(alone, case))
+    if case.start != "fork" and seen.facts.get("pickling"):
+        case.start = "fork"
+    if seen.ended and case.start != "fork":
+        seen.ended = seen.where = ""
+        listen(partial(by_one_worker, case))
     _settle(seen)
     if seen.ended or seen.facts.get("devices") or not (seen.alone.keys or case.streams):
         return seen
-    if case.start != "fork" and seen.facts["pickling"]:
-        case.start = "fork"
     sizes = [n for n in (2, 4) if n != case.workers]
     listen(partial(stream_crews if case.streams else crews, case, seen.alone, sizes))
     if case.streams:
         return seen
     wrong = set().union(*(crew["wrong"] for crew in seen.crews))
-    if wrong and not seen.alone.own_random and not seen.ended:
+    if wrong and not (seen.alone.own_random or seen.ended or seen.facts["moved_offsets"]):
         heard = listen(partial(verify, case, seen.alone, sorted(wrong)))
         seen.verified = seen.facts.get("verified", {}) if not heard.ended else {}
     if (step is not None or type(loader).__iter__ is not DataLoader.__iter__) and not seen.ended:

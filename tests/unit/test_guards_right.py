@@ -4,6 +4,7 @@ import functools
 import os
 import random
 import sqlite3
+import threading
 from collections import OrderedDict, namedtuple
 
 import numpy as np
@@ -369,3 +370,19 @@ def test_a_batch_sampler_keeps_its_state():
     sampler = BatchSampler(Pairs(203), 10, False)
     assert guards(DataLoader(ByPair(), batch_sampler=sampler, num_workers=2, multiprocessing_context="fork")).clear
     assert sampler.sampler.epoch == 0
+
+
+LOCK = threading.Lock()
+
+
+class Locked(Plain):
+    def __getitem__(self, i):
+        with LOCK:
+            return i
+
+
+@pytest.mark.slow
+def test_a_lock_held_here_does_not_reach_a_new_process():
+    with LOCK:
+        found = guards(DataLoader(Locked(), 10, num_workers=2, multiprocessing_context="forkserver"), timeout_s=6)
+    assert found.clear and found["same samples"].what.startswith("203 of 203 samples are the same with 1, 2")

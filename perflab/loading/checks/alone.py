@@ -6,7 +6,7 @@ It runs in a double of the learner's process and says what it sees; nothing is j
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,7 +85,7 @@ def alone(case: Case, say: Callable):
     if case.streams:
         _alone_stream(case, say)
         return
-    keys, total, epoch = _keys(loader)
+    keys, total, epoch = keys_of(loader)
     say({"total": total, "epoch": epoch})
     if not keys:
         say({"keys": []})
@@ -105,7 +105,7 @@ def alone(case: Case, say: Callable):
     _read_alone(case, keys, say)
 
 
-def _read_alone(case: Case, keys: list, say):
+def _read_alone(case: Case, keys: Sequence, say):
     parts = case.parts
     sources = _used(parts, keys[:32])
     began, reads, at, order = time.perf_counter(), [], 0, keys
@@ -114,7 +114,7 @@ def _read_alone(case: Case, keys: list, say):
         spent = time.perf_counter() - began
         quickest = min((r.seconds / r.done for r in reads), default=0.0)  # others may have taken the cores
         if spent > 0.1 and order is keys and quickest * len(keys) > case.whole_s:
-            order = keys[:at] + _shuffled_blocks(keys[at:])
+            order = _scattered(keys, at)
         if spent > (2 * case.whole_s if order is keys else case.partial_s):
             break
         reads.append(read(parts, at, order[at : at + BLOCK], sources, until=0.5 * case.timeout_s))
@@ -122,8 +122,9 @@ def _read_alone(case: Case, keys: list, say):
         if time.perf_counter() - told_at > 0.2:
             told_at = time.perf_counter()
             say({"at": at})
-    seen = joined(reads, order[:at])
-    say({"keys": order[:at], "seen": seen, "sources": sources})
+    seen = joined(reads)
+    order = list(order[:at])
+    say({"keys": order, "seen": seen, "sources": sources})
     few = _spread(at, 256)
     again = _again(parts, order, few, sources, 0.3 * case.partial_s)
     both = [k for k in again if k not in seen.errors]
@@ -134,7 +135,7 @@ def _read_alone(case: Case, keys: list, say):
         say({"epoch_alone": _epoch_alone(parts, order[: min(at, 64)])})
 
 
-def _keys(loader: DataLoader) -> tuple[list, int, dict]:
+def keys_of(loader: DataLoader) -> tuple[Sequence, int, dict]:
     """The indices to read, how many the dataset has, and the indices and batches of an epoch as samplers give them."""
     n = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
     facts: dict = {"error": ""}
@@ -143,24 +144,27 @@ def _keys(loader: DataLoader) -> tuple[list, int, dict]:
     plain = batches is None or type(batches) is BatchSampler
     if type(batches) is BatchSampler:  # given as one, the loader's own sampler is another
         sampler, facts["size"], facts["drop_last"] = batches.sampler, batches.batch_size, batches.drop_last
+    standard = type(sampler) in (SequentialSampler, RandomSampler, WeightedRandomSampler) and plain
+    epoch: list = []
     try:
-        if plain:
+        if standard:  # not gone through: a shuffle of a billion indices is a list of them
+            facts["samples"] = len(sampler)
+        elif plain:
             epoch = list(itertools.islice(sampler, INDICES))
             facts["samples"] = len(sampler) if hasattr(sampler, "__len__") else len(epoch)
         else:
-            sizes, epoch = [], []
+            sizes = []
             for batch in itertools.islice(batches, INDICES):
                 sizes.append(len(batch))
                 epoch += batch
                 if len(epoch) > INDICES:
                     break
             facts |= {"samples": len(epoch), "sizes": sizes}
-        facts["read"] = len(epoch)
+        facts |= {"read": len(epoch), "distinct": len(_unique(epoch)), "standard": type(sampler).__name__ * standard}
     except Exception as fault:
         epoch, facts["error"] = [], told(fault)
-    standard = type(sampler) in (SequentialSampler, RandomSampler, WeightedRandomSampler) and plain
-    if n is not None and (standard or not epoch):
-        keys = list(range(n))
+    if n is not None and not epoch:
+        keys = range(n)
     elif n is None and not epoch:
         keys = _by_trying(loader.dataset)
     else:
@@ -168,7 +172,6 @@ def _keys(loader: DataLoader) -> tuple[list, int, dict]:
             keys = list(dict.fromkeys(epoch))
         except TypeError:  # keys that are lists
             keys = epoch
-    facts["distinct"] = len(_unique(epoch))
     return keys, len(keys) if n is None else n, facts
 
 
@@ -207,10 +210,11 @@ def _used(parts: Parts, keys: list) -> tuple[str, ...]:
     return tuple(name for name in SOURCES if name in used)
 
 
-def _shuffled_blocks(keys: list) -> list:
-    """Runs of neighbours in random order: a part of it stands for the whole, and caches still serve."""
-    starts = np.random.default_rng(0).permutation(range(0, len(keys), BLOCK))
-    return [key for start in starts for key in keys[start : start + BLOCK]]
+def _scattered(keys: Sequence, begin: int) -> list:
+    """The first `begin`, then runs of neighbours from all over: they stand for the whole, and caches still serve."""
+    runs = np.random.default_rng(0).integers(0, -(-len(keys) // BLOCK), 2**12)
+    starts = [start for start in dict.fromkeys((runs * BLOCK).tolist()) if start >= begin]
+    return [*keys[:begin], *(key for start in starts for key in keys[start : start + BLOCK])]
 
 
 def _spread(n: int, most: int) -> list[int]:
@@ -229,10 +233,10 @@ def _again(parts: Parts, keys: list, places: list[int], sources, seconds: float)
     return out
 
 
-def joined(reads: list[Read], keys: list) -> Read:
+def joined(reads: list[Read]) -> Read:
     """Readings of neighbouring places as one."""
-    whole = Read(len(keys))
-    whole.digests = np.concatenate([r.digests[: r.done] for r in reads]) if reads else whole.digests
+    whole = Read(0)
+    whole.digests = np.concatenate([r.digests[: r.done] for r in reads])
     for r in reads:
         whole.errors |= r.errors
         whole.forms |= r.forms

@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from .alone import Alone, Case, joined, set_epoch
+from .alone import BLOCK, Alone, Case, joined, keys_of, set_epoch
 from .double import serve_forks, told
 from .fingerprint import SOURCES, tensors
 from .probes import Init, Probe, ProbeStream, Read, attributes, count_fds, read, with_epoch
@@ -49,16 +49,18 @@ class Crew:
             persistent_workers=persistent,
             generator=case.loader.generator,
         )
-        self.running = None
+        self.running, self.heard, self.workers = None, False, workers
 
     def __iter__(self):
         return iter(self.script)
 
     def go(self, script: Iterable = ()) -> Iterator[tuple[str, object]]:
         """The replies to one epoch's commands, in their order."""
-        self.script = script
+        self.script, self.heard = script, False
         self.running = iter(self.loader)
-        yield from self.running
+        for reply in self.running:
+            self.heard = True
+            yield reply
 
     def __enter__(self):
         return self
@@ -82,32 +84,30 @@ def end(running, at_once: bool):
 
 def crews(case: Case, alone: Alone, sizes: list[int], say: Callable):
     """The loader's own number of workers over some epochs, then other numbers, then a reading that gives way."""
-    say({"offsets": None})
-    persistent = case.loader.persistent_workers
+    persistent, before = case.loader.persistent_workers, offsets()
     with Crew(case, case.workers, persistent=persistent) as crew:
-        before = offsets()
-        for epoch in range(case.epochs):
-            script = _first_epoch(case, alone) if epoch == 0 else _draws(case, alone)
-            heard = _hear(crew.go(script), say)
-            say({"crew": case.workers, "epoch": epoch, **_ordered(heard, alone)})
-            if epoch == 0:
-                say({"moved_offsets": _moved(before), "cpu_s": 0.0})
-    for size in sizes:
-        with Crew(case, size) as crew:
-            script = _reads(case, alone, size, "read")
-            if size == max(sizes):
-                script = itertools.chain(script, _reads(case, alone, size, "read_yielding"))
-            say({"crew": size, "epoch": 0, **_ordered(_hear(crew.go(script), say), alone)})
+        heard = _hear(crew.go(_first_epoch(case, alone, crew)), say)
+        say({"crew": case.workers, **_ordered(heard, alone)})
+        say({"moved_offsets": _moved(before)})
+        for size in sizes:
+            with Crew(case, size) as another:
+                script = _reads(case, alone, another, "read")
+                if size == max(sizes):
+                    script = itertools.chain(script, _reads(case, alone, another, "read_yielding"))
+                say({"crew": size, **_ordered(_hear(another.go(script), say), alone)})
+        set_epoch(case.parts)  # as the learner's loop would
+        for _ in range(1, case.epochs):
+            say({"crew": case.workers, **_ordered(_hear(crew.go(_draws(case, alone)), say), alone)})
     if persistent and with_epoch(case.parts):
         say({"epoch_workers": _epoch_workers(case, alone)})
 
 
-def _first_epoch(case: Case, alone: Alone):
-    n = case.workers
+def _first_epoch(case: Case, alone: Alone, crew: Crew):
+    n = crew.workers
     good = [key for k, key in enumerate(alone.keys) if k not in alone.seen.errors]
     yield from _draws(case, alone)
     yield from [("census",)] * n
-    yield from _reads(case, alone, n, "read")
+    yield from _reads(case, alone, crew, "read")
     yield from [("census",)] * n
     few = good[:8]
     times = max(1, min(8, round(0.06 / max(1e-6, alone.item_s) / max(1, len(few)))))
@@ -121,15 +121,18 @@ def _draws(case: Case, alone: Alone):
     return [("draw", good, DRAWS, 0.12 * max(1.0, case.partial_s))] * case.workers
 
 
-def _reads(case: Case, alone: Alone, workers: int, command: str):
-    """All that was read alone, in runs small enough that all workers read at once, until the time is spent."""
-    n, began = len(alone.keys), time.perf_counter()
+def _reads(case: Case, alone: Alone, crew: Crew, command: str):
+    """All that was read alone, in runs small enough that all workers read at once, until the time is spent.
+
+    The time counts from the first reply: workers may take seconds to start.
+    """
+    n, began = len(alone.keys), None
     item_s, limit = alone.item_s, 2 * alone.seen.seconds + 0.5
     if command == "read_yielding":
         item_s, limit = 10 * item_s, STRESS_S * max(1.0, case.partial_s)
-    run = int(max(1, min(0.05 / max(1e-7, item_s), n / (2 * workers), 2000)))
+    run = int(max(1, min(0.05 / max(1e-7, item_s), n / (2 * crew.workers), 2000)))
     for at in range(0, n, run):
-        if time.perf_counter() - began > limit:
+        if crew.heard and time.perf_counter() - (began := began or time.perf_counter()) > limit:
             return
         yield command, at, alone.keys[at : at + run], alone.sources
 
@@ -208,6 +211,36 @@ def _epoch_workers(case: Case, alone: Alone) -> dict:
     return {"samples": changed, "attributes": after["epochs"] == here}
 
 
+def by_one_worker(case: Case, say: Callable):
+    """The reading that all is compared with, by one worker: where a forked copy cannot read, but a new process can."""
+    if case.streams:
+        with Crew(case, 1, ProbeStream(case.parts, True, 10_000_000, case.whole_s)) as crew:
+            heard = _hear(crew.go(), say)
+        say({"stream stream": heard["stream"][0], "batch_tensors": 0})
+        return
+    keys, total, epoch = keys_of(case.loader)
+    runs = [keys[at : at + BLOCK] for at in range(0, min(len(keys), 2**18), BLOCK)]
+    began, reads = None, []
+
+    def script():
+        nonlocal began
+        for k, run in enumerate(runs):
+            if crew.heard and time.perf_counter() - (began := began or time.perf_counter()) > case.whole_s:
+                break
+            yield "read", k * BLOCK, run, SOURCES
+        yield "read", 0, runs[0], SOURCES
+
+    with Crew(case, 1) as crew:
+        for _, (_, seen) in crew.go(script()):
+            reads.append(seen)
+            say({"at": len(reads)})
+    *reads, again = reads
+    done = sum(seen.done for seen in reads)
+    n = min(again.done, reads[0].done)
+    say({"total": total, "epoch": epoch, "devices": [], "keys": list(keys[:done]), "seen": joined(reads)})
+    say({"own_random": bool((again.digests[:n] != reads[0].digests[:n]).any()), "batch_tensors": 0, "by_worker": True})
+
+
 def stream_crews(case: Case, alone: Alone, sizes: list[int], say: Callable):
     """As `crews`, for an iterable dataset: who reads what, and where random streams stand."""
     if alone.stream["ended"]:
@@ -217,14 +250,15 @@ def stream_crews(case: Case, alone: Alone, sizes: list[int], say: Callable):
     before = offsets()
     for size in [case.workers, *sizes]:
         with Crew(case, size, ProbeStream(case.parts, True, most, seconds)) as crew:
-            said = _ordered(_hear(crew.go(), say), alone)
-            say({"crew": size, "epoch": 0, "content": True, **said})
+            say({"crew": size, "content": True, **_ordered(_hear(crew.go(), say), alone)})
         if size == case.workers:
             say({"moved_offsets": _moved(before)})
     persistent = case.loader.persistent_workers
     with Crew(case, case.workers, ProbeStream(case.parts, False, 16, 0.3), persistent) as crew:
         for epoch in range(case.epochs):
-            say({"crew": case.workers, "epoch": epoch, **_ordered(_hear(crew.go(), say), alone)})
+            if epoch:
+                set_epoch(case.parts)
+            say({"crew": case.workers, **_ordered(_hear(crew.go(), say), alone)})
     if persistent and with_epoch(case.parts):
         with Crew(case, 1, ProbeStream(case.parts, True, 64, 0.3), persistent=True) as crew:
             first = _hear(crew.go(), say)["stream"][0]["digests"]
@@ -276,4 +310,4 @@ def as_it_stands(case: Case, step, say: Callable):
             end(iterator, at_once=True)
 
 
-__all__ = ["Crew", "as_it_stands", "crews", "joined", "offsets", "stream_crews", "verify"]
+__all__ = ["Crew", "as_it_stands", "by_one_worker", "crews", "offsets", "stream_crews", "verify"]

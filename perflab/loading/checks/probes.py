@@ -240,7 +240,8 @@ class ProbeStream(IterableDataset):
     """Stands where an iterable dataset stood: yields (name, what was seen), the samples themselves never.
 
     With `alike` the global streams start alike before each sample, so that random changes to a sample are
-    the same whoever reads it, and digests can be compared between workers.
+    the same whoever reads it, and digests can be compared between workers. Not before a worker's first: a
+    stream may shuffle there, and each worker in its own way.
     """
 
     def __init__(self, parts: Parts, alike: bool, most: int, seconds: float):
@@ -257,7 +258,7 @@ class ProbeStream(IterableDataset):
             stream = iter(self.parts.dataset)
             roots = self.parts.roots | {"__iter__": stream}
             while len(seen) < self.most and time.perf_counter() - began < self.seconds:
-                if self.alike:
+                if self.alike and (seen or info is None):
                     seed(0)
                 sample = next(stream)
                 seen.append(digest(sample))

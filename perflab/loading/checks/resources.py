@@ -130,7 +130,7 @@ def threads(seen: Seen):
     asked = max(c[-1]["threads"] for c in counted)
     busy = max(_busy(c[0]["busy_ns"], c[-1]["busy_ns"]) for c in counted)
     each, cores = max(asked, busy), machine.cores()
-    figures = f"{each} threads a worker x {seen.workers} workers, {cores} cores"
+    figures = f"{each} thread{'s' * (each > 1)} a worker x {seen.workers} workers, {cores} cores"
     if each > 1 and each * seen.workers > cores:
         return (
             ALARM,

@@ -95,7 +95,7 @@ def device(seen: Seen):
         why = f" (torch.set_default_device is {default})" if default != "cpu" else ""
         return (
             ALARM,
-            f"Samples are made on {', '.join(found)}{why}; a forked worker cannot do that.",
+            f"Samples are made on {', '.join(found)}{why}: forked workers cannot use a GPU, others fill its memory.",
             f"device of a sample: {', '.join(found)}",
             "Return CPU tensors, and move the batch in the training loop, from pinned memory.",
         )
@@ -117,16 +117,20 @@ def _unreadable(seen: Seen):
     case = seen.case
     if "timed out" in seen.ended or seen.ended == "silent":
         where = f"; it stood at {seen.where}" if seen.where else ""
-        forked = f"this process had {seen.threads} threads when its copies were forked" * (case.start == "fork")
+        what = f"No sample came for {case.timeout_s:g} s{where}."
+        if case.start != "fork":
+            return ALARM, what, "", "Look at what it waits for; a larger timeout_s if samples are that slow."
         return (
             ALARM,
-            f"No sample came for {case.timeout_s:g} s{where}.",
-            forked,
+            what,
+            f"this process had {seen.threads} threads when its copies were forked",
             'Try multiprocessing_context="forkserver", or start the workers before the threads: a fork copies a '
             "lock that another thread holds, and nobody is left to open it.",
         )
     if "killed by signal" in seen.ended or "exited unexpectedly" in seen.ended:
-        way_out = "Read the worker's own words with num_workers=0, and look at memory and /dev/shm."
+        way_out = "Read with num_workers=0 to see its words, and look at memory and /dev/shm."
+        if case.start != "fork":
+            way_out = f'{way_out} A script must start what it runs under if __name__ == "__main__".'
         return ALARM, f"A process that read samples died: {seen.ended}.", "", way_out
     if seen.alone.seen is not None and (errors := seen.alone.seen.errors):
         k, words = next(iter(errors.items()))
@@ -160,9 +164,10 @@ def _same_items(seen: Seen):
     crews = [c for c in seen.crews if c["compared"]]
     if not crews:
         return NOT_CHECKED, f"No worker read a sample: {seen.ended or 'too little time'}."
-    many = f"{alone.seen.done:,} of {alone.total:,} samples"
-    sizes = sorted({c["crew"] for c in crews})
-    counts = f"{', '.join(map(str, [0, *sizes[:-1]]))} and {sizes[-1]} workers"
+    least = min(max(c["compared"] for c in crews if c["crew"] == n) for n in {c["crew"] for c in crews})
+    many = f"{min(least, alone.seen.done):,} of {alone.total:,} samples"
+    sizes = [1 if seen.facts.get("by_worker") else 0, *sorted({c["crew"] for c in crews})]
+    counts = f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]} workers"
     if any(a != b or c != d for a, b, c, d in seen.verified.values()) or (alone.own_random and not seen.verified):
         strange = sorted(set().union(*(c["strange"] for c in crews)))
         if strange and not seen.facts.get("own_forms"):
@@ -199,7 +204,7 @@ def _same_stream(seen: Seen):
             if read["error"]:
                 what = f"Worker {read['id']} of {crew['crew']} breaks off: {read['error']}."
                 return ALARM, what, "", "Mend what depends on the worker."
-        strange = int((~np.isin(_all(crew), known)).sum())
+        strange = sum(int((~np.isin(read["digests"][1:], known)).sum()) for read in crew["streams"].values())
         if strange:
             what = f"{strange:,} samples of {crew['crew']} workers are none of those read without workers."
             way_out = "Open files in __iter__, once per worker, and let a sample depend on nothing that is shared."
@@ -221,7 +226,14 @@ def lost_or_doubled(seen: Seen):
         if epoch["error"]:
             way_out = "Give the dataset a __len__, or the loader a sampler that knows the indices."
             return ALARM, f"The sampler fails: {epoch['error']}.", "", way_out
-        what = f"The sampler runs in one process: {epoch['distinct']:,} different indices among {epoch['read']:,} read."
+        if epoch["standard"]:
+            return (
+                FINE,
+                f"A {epoch['standard']} of this process gives {epoch['samples']:,} indices, to one worker each.",
+            )
+        what = (
+            f"The sampler runs in this process: {epoch['distinct']:,} different indices among {epoch['read']:,} read."
+        )
         return FINE, what
     if reason := hindered(seen):
         return reason
@@ -236,6 +248,7 @@ def lost_or_doubled(seen: Seen):
                 return ALARM, what, f"{twice:,} doubled", shard
             continue
         lost, doubled = _balance(whole["digests"], got)
+        lost -= sum(int(not np.isin(read["digests"][:1], whole["digests"]).all()) for read in reads)  # random firsts
         if seen.facts.get("own_random"):
             lost, doubled = max(0, len(whole["digests"]) - len(got)), max(0, len(got) - len(whole["digests"]))
         if doubled:

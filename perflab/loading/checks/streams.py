@@ -27,12 +27,11 @@ def random_streams(seen: Seen):
         n = len(epochs[0])
         what = f"{n} workers draw the same random numbers ({_named(names)}): every change comes {n} times."
         return ALARM, what, f"equal streams: {_named(names)}", RESEED
-    if not seen.case.loader.persistent_workers:
-        for before, after in pairwise(epochs):
-            again = [_equal(before[w], after[w]) for w in before.keys() & after.keys()]
-            if names := sorted(set().union(*again)):
-                what = f"Each epoch draws the same random numbers as the one before ({_named(names)})."
-                return ALARM, what, f"repeated streams: {_named(names)}", RESEED
+    for before, after in pairwise(epochs):
+        again = [_equal(before[w], after[w]) for w in before.keys() & after.keys()]
+        if names := sorted(set().union(*again)):
+            what = f"Each epoch draws the same random numbers as the one before ({_named(names)})."
+            return ALARM, what, f"repeated streams: {_named(names)}", RESEED
     moved = sorted({name for e in epochs for d in e.values() for name in d["moved"]})
     if not moved and all(len(set(d.get("own", ()))) <= 1 for e in epochs for d in e.values()):
         return FINE, "The samples draw no random numbers."
