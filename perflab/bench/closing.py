@@ -43,36 +43,45 @@ class Door:
         self.hit = False
         self._may_raise = False
         self._calling = False
+        self._on_child = None
 
     def __enter__(self):
         self._before = kin()
         self._late = threading.Timer(GRACE_S, _end_workers, [self._before])
         if self.active:
             self._previous = signal.signal(signal.SIGINT, self._received), sys.unraisablehook
-            self._on_child = signal.getsignal(signal.SIGCHLD)
             sys.unraisablehook = self._unraisable
             _open_doors.append(self)
         return self
 
     def __exit__(self, *_):
         if self.hit:
+            if self.active:
+                self._mute()
             self._late.cancel()
             self._late.join()
             _end_workers(self._before)
         if self.active:
             handler, sys.unraisablehook = self._previous
-            signal.signal(signal.SIGCHLD, self._on_child)
+            if self._on_child is not None:
+                signal.signal(signal.SIGCHLD, self._on_child)
             signal.signal(signal.SIGINT, handler)
             _open_doors.remove(self)
 
     def _received(self, *_):
+        self._mute()
         if not self.hit:
             self.hit = True
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's own would raise that a worker was killed
             self._late.start()
         if self._may_raise:
             self._may_raise = False  # once: what cleans up after it must not be interrupted too
             raise KeyboardInterrupt
+
+    def _mute(self):
+        """Put torch's handler aside, which raises that a worker was killed; it may have come only now."""
+        if (handler := signal.getsignal(signal.SIGCHLD)) is not signal.SIG_DFL:
+            self._on_child = handler
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def _unraisable(self, lost):
         """A destructor swallowed the interrupt, and the learner's code goes on: interrupt it again."""

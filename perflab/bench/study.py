@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from perflab.errors import PerflabError
 
-from . import machine, record
+from . import closing, machine, record
 from .job import Job, plain, plan
 from .progress import shell
 from .result import TWIN, Result, Work, label
@@ -121,8 +121,11 @@ def observe(
     job = Job(study, version, variable, {}, rows if callable(rows) else observe, fixed=_labels(fixed))
     if (known := _replayed(job, needs)) is not None:
         return known
+    if callable(rows):
+        with closing.Door() as door:  # it may start workers, which an interrupt must not leave behind
+            rows = door.call(rows)
     result = job.empty()
-    for name, columns in (rows() if callable(rows) else rows).items():
+    for name, columns in rows.items():
         result.values.append(label(name))
         for column, x in plain(columns).items():
             if column in timed:

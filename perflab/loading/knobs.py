@@ -259,6 +259,15 @@ def held_bytes(method: str = "fork") -> int:
     return total
 
 
+@contextlib.contextmanager
+def ending(loader: DataLoader) -> Iterator[DataLoader]:
+    """The loader, whose workers are ended on the way out, whichever way that is."""
+    try:
+        yield loader
+    finally:
+        closing.end_loader_workers(loader)
+
+
 # -- differences
 
 

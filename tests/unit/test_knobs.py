@@ -1,5 +1,6 @@
 """What is in flight, what it takes, what does not fit, and why workers die."""
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -69,6 +70,13 @@ class Stored(Dataset):
         return self.item
 
 
+class Endless:
+    """A map-style dataset without a length."""
+
+    def __getitem__(self, i):
+        return torch.full((2048,), i, dtype=torch.int32)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return (torch.zeros(8, dtype=torch.int64) for _ in range(99))
@@ -96,6 +104,8 @@ def test_batches_in_flight_are_workers_times_prefetch_factor(workers, ahead):
         (DataLoader(range(99), 4, shuffle=True, num_workers=1, prefetch_factor=3, persistent_workers=True), (3, 3, 4)),
         (DataLoader(range(99), batch_sampler=[[0, 1], [2], [5, 6, 7]], num_workers=2, **FORK), (3, 3, 3)),
         (DataLoader([], 4, num_workers=2, **FORK), (0, 0, 0)),
+        (DataLoader(range(1), 4, num_workers=2, **FORK), (1, 1, 1)),
+        (DataLoader(Endless(), 4, sampler=range(99), num_workers=2, **FORK), (4, 4, 5)),
     ],
 )
 def test_in_flight_of_any_map_style_loader(loader, seen):
@@ -121,10 +131,14 @@ def test_in_flight_of_what_has_no_indices_is_one_sentence(wrong):
 def test_a_dataset_that_raises_is_heard_as_itself():
     class Bad(Counted):
         def __getitem__(self, i):
-            raise KeyError(f"no item {i}")
+            return i if i else self.items / 0
 
-    with pytest.raises(KeyError, match="no item 0"):
-        knobs.in_flight(DataLoader(Bad(), 4, num_workers=2, **FORK), patience_s=0.3)
+    def fails(samples):
+        raise KeyError("label")
+
+    for data, how, said in ((Bad(), {}, ZeroDivisionError), (Counted(), {"collate_fn": fails}, KeyError)):
+        with pytest.raises(said):
+            knobs.in_flight(DataLoader(data, 4, num_workers=2, **how, **FORK), patience_s=0.3)
     assert multiprocessing.active_children() == []
 
 
@@ -161,6 +175,7 @@ def test_batch_bytes_of_other_loaders():
     assert knobs.batch_bytes(DataLoader(Stored(torch.zeros(2048)), None)) == 8192
     assert knobs.batch_bytes(DataLoader(Stored(torch.zeros(2048), items=3), 64)) == 3 * 8192
     assert knobs.batch_bytes(DataLoader(Stored(torch.zeros(2048)), batch_sampler=[[1, 2], [3, 4]])) == 2 * 8192
+    assert knobs.batch_bytes(DataLoader(Endless(), 4, sampler=range(99))) == 4 * 8192
     assert knobs.batch_bytes(DataLoader([], 4)) == 0
 
 
@@ -192,8 +207,13 @@ def test_a_sample_that_cannot_be_had_is_one_sentence():
         def __getitem__(self, i):
             raise OSError("disk gone")
 
-    with pytest.raises(PerflabError, match=r"disk gone.*mend the dataset"):
+    def fails(samples):
+        raise KeyError("label")
+
+    with pytest.raises(PerflabError, match=r"OSError: disk gone.*mend the dataset"):
         knobs.batch_bytes(DataLoader(Bad(0), 4))
+    with pytest.raises(PerflabError, match="KeyError: 'label'"):
+        knobs.fitting(DataLoader(Stored(0), 4, collate_fn=fails, num_workers=1))
 
 
 @pytest.mark.skipif(not SHM, reason="no /dev/shm here")
@@ -333,7 +353,7 @@ def error_of(call) -> BaseException:
     [
         (lambda: os.kill(os.getpid(), signal.SIGBUS), ["/dev/shm", "--shm-size"]),
         (lambda: os._exit(3), ["notebook cell", "num_workers=0"]),
-        (lambda: time.sleep(9), ["timeout", "forkserver"]),
+        (lambda: time.sleep(1.5), ["timeout", "forkserver"]),
     ],
     ids=["bus error", "exit", "timeout"],
 )
@@ -544,3 +564,52 @@ def test_bytes_in_flight_as_an_exercise():
     for wrong, word in slips.items():
         said = q.check(wrong)
         assert said.state == "Not right" and word in said.sentence, wrong
+
+
+INTERRUPTED = """
+import psutil, signal, time, warnings, torch
+from torch.utils.data import DataLoader, Dataset
+from perflab import observe
+from perflab.loading import knobs
+warnings.simplefilter("ignore")
+signal.signal(signal.SIGINT, signal.default_int_handler)
+FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
+
+class Slow(Dataset):
+    def __len__(self): return 500
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        return torch.full((1000, 10), i)
+
+def rows():
+    print("go", flush=True)
+    list(DataLoader(Slow(), 4, **FORK))
+    with knobs.ending(DataLoader(Slow(), 4, persistent_workers=True, **FORK)) as loader:
+        list(loader)
+    knobs.in_flight(DataLoader(Slow(), 100, **FORK))
+    return {}
+
+for _ in range(4):
+    try:
+        observe("t.rows", rows)
+        print("not interrupted", flush=True)
+    except KeyboardInterrupt:
+        print(f"left {len(psutil.Process().children(recursive=True))}", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_what_is_observed_leaves_no_worker(tmp_path):
+    script = tmp_path / "interrupted.py"
+    script.write_text(INTERRUPTED)
+    child = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        for wait_s in (0.05, 0.5, 1.6, 3.5):  # while workers start, load, are kept, are counted
+            assert child.stdout.readline() == "go\n"
+            time.sleep(wait_s)
+            os.killpg(child.pid, signal.SIGINT)
+            assert child.stdout.readline() == "left 0\n"
+        assert child.wait(30) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)

@@ -80,12 +80,17 @@ def _faults(data, path: Path, rows: np.ndarray) -> Iterator[str]:
     stacked = default_collate([data[0], data[1]])["row"]
     if not (isinstance(stacked, torch.Tensor) and stacked.shape == (2, COLUMNS)):
         yield f"a batch still holds {COLUMNS} tensors instead of one: give the row as an array or a tensor"
-    if _offset_shared(data, path):
+    if shared := _offset_shared(data, path):
         yield (
             "the file is open before the workers start, so that all of them move one offset and read each "
             "other's lines: open it in each process, or read all of it in __init__"
         )
-    epochs = {kept: _epochs(data, kept) for kept in (False, True)}
+    try:
+        epochs = {kept: _epochs(data, kept) for kept in (False, True)}
+    except Exception:
+        if shared:  # lines torn by the other worker: that was said
+            return
+        raise
     wrong = max(_wrong_of(epoch, rows) for seen in epochs.values() for epoch in seen)
     if wrong:
         yield f"{wrong} of {ITEMS} samples are other ones as soon as there are two workers"
