@@ -4,15 +4,14 @@ Workers started by spawn or forkserver import this file: nothing that draws or t
 """
 
 import contextlib
+import itertools
 import mmap
 import multiprocessing
-import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -99,7 +98,8 @@ def in_flight(loader: DataLoader, patience_s: float = 10.0) -> dict[str, int]:
     """How many batches are asked for and made before the loop takes the first, and how many after one.
 
     A loader like this one is opened and left alone until the workers have made what they were asked for,
-    or have made nothing for `patience_s` seconds. The learner's own loader is not touched.
+    or have made nothing for `patience_s` seconds. The learner's own loader is not touched; without workers
+    the one batch is made here.
 
     >>> in_flight(DataLoader(range(99), num_workers=2, prefetch_factor=4))
     {'asked': 8, 'made': 8, 'after_one': 9}
@@ -130,48 +130,62 @@ def _named(loader) -> str:
 # -- bytes
 
 
-def batch_bytes(loader: DataLoader) -> int:
-    """The shared memory that one batch takes: one sample is fetched here, collated alone and scaled up.
+def batch_bytes(loader: DataLoader, patience_s: float = 60.0) -> int:
+    """The shared memory that one batch takes: one sample is fetched, collated alone and scaled up.
 
     Tensors in lists, tuples, mappings and attributes count, each rounded up to whole pages; strings and
     other objects travel by a pipe and count nothing. A collate function that pads to the longest sample
-    makes this an estimate. Random streams of this process are left as they were. Raises PerflabError if
-    the sample cannot be fetched.
+    makes this an estimate. The sample is fetched in a forked copy of this process, so that generators,
+    streams and what the dataset opens lazily stay as they are here. Raises PerflabError if the sample
+    cannot be had, or not within `patience_s` seconds.
     """
-    samples, batched = _one_sample(loader)
-    if not samples:
-        return 0
-    size = _batch_size(loader) if batched else 1
-    return sum(-(-tensor_bytes * size // mmap.PAGESIZE) * mmap.PAGESIZE for tensor_bytes in _shared(samples[0], set()))
-
-
-def _one_sample(loader: DataLoader) -> tuple[list, bool]:
-    """One collated sample, in a list that is empty where there is none; and whether batches are made of it."""
-    data, batched = loader.dataset, loader.batch_sampler is not None
-    try:
-        with _same_randomness():
-            if isinstance(data, IterableDataset):
-                stream = iter(data)
-                if stream is data or stream is iter(data):
-                    return [], batched  # it can be read only once, and is not ours to read
-                found = [x for x, _ in zip(stream, range(1), strict=False)]
-            else:
-                found = [data[0]] if not hasattr(data, "__len__") or len(data) else []
-            return [loader.collate_fn([x] if batched else x) for x in found], batched
-    except Exception as e:
+    answer = _in_a_copy(lambda: _sizes(loader), patience_s)
+    if isinstance(answer, str):
         raise PerflabError(
-            f"The first sample cannot be made into a batch ({type(e).__name__}: {e}): mend the dataset before "
-            "you look at its loader."
-        ) from e
+            f"The first sample cannot be made into a batch ({answer}): mend the dataset before you look at its loader."
+        )
+    return sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in answer)
 
 
-def _batch_size(loader: DataLoader) -> int:
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if size is None:  # a batch sampler of the learner's own
-        with _same_randomness():
-            size = len(next(iter(loader.batch_sampler), ()))
-    has_length = hasattr(loader.dataset, "__len__") and not isinstance(loader.dataset, IterableDataset)
-    return min(size, len(loader.dataset)) if has_length else size
+def _in_a_copy(work: Callable[[], object], patience_s: float):
+    """What `work` returns in a fork of this process, or the text of its error."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(theirs, work), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        return ours.recv() if ours.poll(patience_s) else f"no answer within {patience_s:g} s"
+    except EOFError:
+        return "the process that tried it died"
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+
+
+def _answer(pipe, work: Callable[[], object]):
+    torch.set_num_threads(1)  # the pool of threads did not come along
+    try:
+        pipe.send(work())
+    except Exception as e:
+        pipe.send(f"{type(e).__name__}: {e}")
+
+
+def _sizes(loader: DataLoader) -> list[int]:
+    """The bytes of each tensor of a full batch; none where there is no sample."""
+    data, batched = loader.dataset, loader.batch_sampler is not None
+    iterable = isinstance(data, IterableDataset)
+    if not iterable and hasattr(data, "__len__") and not len(data):
+        return []
+    found = list(itertools.islice(data, 1)) if iterable else [data[0]]
+    size = 1
+    if batched:
+        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        size = size or len(next(iter(loader.batch_sampler), ()))  # a batch sampler of the learner's own
+        if hasattr(data, "__len__") and not iterable:
+            size = min(size, len(data))
+    return [size * n for x in found for n in _shared(loader.collate_fn([x] if batched else x), set())]
 
 
 def _shared(x, seen: set) -> list[int]:
@@ -191,17 +205,6 @@ def _shared(x, seen: set) -> list[int]:
         else ()
     )
     return [size for member in members for size in _shared(member, seen)]
-
-
-@contextlib.contextmanager
-def _same_randomness():
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 def flight_bytes(loader: DataLoader) -> int:
@@ -224,7 +227,7 @@ def seen_bytes(loader: DataLoader, patience_s: float = 10.0) -> int:
 
 
 def fitting(loader: DataLoader) -> DataLoader:
-    """The loader, if what it may keep in flight fits into what is free; no worker is started.
+    """The loader, if what it may keep in flight fits into what is free; none of its workers is started.
 
     In `prepare` of a sweep: a value that does not fit becomes a row with its reason. Raises PerflabError
     if the batches in flight and the one in the loop's hands exceed the free bytes of /dev/shm or of RAM.

@@ -179,7 +179,7 @@ def test_batch_bytes_of_other_loaders():
     assert knobs.batch_bytes(DataLoader([], 4)) == 0
 
 
-def test_a_stream_that_can_be_read_once_is_not_touched():
+def test_a_stream_that_can_be_read_once_is_not_used_up():
     class Once(IterableDataset):
         def __init__(self):
             self.numbers = iter(range(9))
@@ -187,8 +187,23 @@ def test_a_stream_that_can_be_read_once_is_not_touched():
         def __iter__(self):
             return self.numbers
 
-    assert knobs.batch_bytes(DataLoader(loaded := Once(), 4)) == 0
-    assert list(loaded.numbers) == list(range(9))
+    assert knobs.batch_bytes(DataLoader(once := Once(), 4)) == os.sysconf("SC_PAGESIZE")
+    assert list(once.numbers) == list(range(9))
+
+
+def test_a_file_that_is_opened_lazily_is_not_opened_here(tmp_path):
+    """Opened here, it would be shared by all workers that are forked later."""
+
+    class Lazy(Stored):
+        file = None
+
+        def __getitem__(self, i):
+            self.file = self.file or open(self.item, "rb")  # noqa: SIM115
+            return torch.tensor(list(self.file.read()))
+
+    (tmp_path / "x").write_bytes(bytes(1024))
+    data = Lazy(tmp_path / "x")
+    assert knobs.batch_bytes(DataLoader(data, 4)) == 4 * 8 * 1024 and data.file is None
 
 
 def test_looking_at_a_sample_leaves_the_random_streams_alone():
@@ -359,7 +374,7 @@ def error_of(call) -> BaseException:
 )
 def test_the_real_death_of_a_worker_is_explained(death, words):
     how = {"timeout": 0.5} if "sleep" in death.__code__.co_names else {}
-    loader = DataLoader(Dies(death), 4, num_workers=1, **how, **FORK)
+    loader = DataLoader(Dies(death), 1, num_workers=1, **how, **FORK)
     sentence = explain_worker_death(error_of(lambda: list(loader)))
     assert all(word in sentence for word in words), sentence
 

@@ -76,7 +76,7 @@ def _faults(data, path: Path, rows: np.ndarray) -> Iterator[str]:
     """A sentence for every fault that is left."""
     read = _bytes_read(lambda: [data[i] for i in range(32)]) / 32
     if read > path.stat().st_size / 2:
-        yield "every item still reads the whole file: what all items share belongs into __init__"
+        yield "every item still reads the whole file: what all items share belongs in __init__"
     stacked = default_collate([data[0], data[1]])["row"]
     if not (isinstance(stacked, torch.Tensor) and stacked.shape == (2, COLUMNS)):
         yield f"a batch still holds {COLUMNS} tensors instead of one: give the row as an array or a tensor"
