@@ -181,6 +181,8 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
     sizes = [n for n in (2, 4) if n != case.workers]
     listen(partial(stream_crews if case.streams else crews, case, seen.alone, sizes))
     if case.streams:
+        facts = seen.facts
+        facts["own_random"] = facts.get("own_random", False) or rules.own_generator_decides(seen)
         return seen
     wrong = set().union(*(crew["wrong"] for crew in seen.crews))
     if wrong and not (seen.alone.own_random or seen.ended or seen.facts["moved_offsets"]):

@@ -20,10 +20,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from .census import of_one_process
 from .double import told
 from .fingerprint import SOURCES, devices, digest, global_states, tensors
 from .pickled import culprit
-from .probes import Parts, ProbeStream, Read, attributes, of_one_process, read, with_epoch
+from .probes import Parts, ProbeStream, Read, attributes, read, with_epoch
 from .reach import open_things, piles
 
 BLOCK = 64
@@ -81,7 +82,7 @@ def alone(case: Case, say: Callable):
     tried = [culprit(name, x, enough) for name, x in named.items()]
     say({"pickling": [found for found in tried if found[1]]})
     say({"piles": piles(parts.roots), "open": {path: fd for path, _, fd in open_things(parts.roots)}})
-    say({"handles": {path: (id(x), type(x).__name__) for path, x in of_one_process(parts)}})
+    say({"handles": {path: (id(x), type(x).__name__) for path, x in of_one_process(parts.roots)}})
     if case.streams:
         _alone_stream(case, say)
         return
@@ -117,7 +118,7 @@ def _read_alone(case: Case, keys: Sequence, say):
             order = _scattered(keys, at)
         if spent > (2 * case.whole_s if order is keys else case.partial_s):
             break
-        reads.append(read(parts, at, order[at : at + BLOCK], sources, until=0.5 * case.timeout_s))
+        reads.append(read(parts, at, order[at : at + BLOCK], sources, until=0.2))
         at += reads[-1].done
         if time.perf_counter() - told_at > 0.2:
             told_at = time.perf_counter()
@@ -196,8 +197,10 @@ def _by_trying(dataset) -> list:
 
 def _used(parts: Parts, keys: list) -> tuple[str, ...]:
     """The global random streams that reading moves."""
-    used = set()
+    used, until = set(), time.perf_counter() + 0.2
     for key in keys:
+        if time.perf_counter() > until:
+            break
         before = global_states()
         try:
             parts.item(key)
@@ -251,7 +254,11 @@ def _batch(case: Case, keys: list) -> dict:
     automatic = loader.batch_size is not None or loader.batch_sampler is not None
     size = (loader.batch_size or 8) if automatic else 1
     try:
-        samples = [case.parts.item(key) for key in keys[: min(size, 512)]]
+        samples, until = [], time.perf_counter() + 0.3
+        for key in keys[: min(size, 512)]:
+            samples.append(case.parts.item(key))
+            if time.perf_counter() > until and len(samples) > 1:
+                break
         if not samples:
             return {"batch_tensors": 0, "collate_error": ""}
         batch = case.parts.batch(samples if automatic else samples[0])

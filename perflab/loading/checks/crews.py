@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
 from .alone import BLOCK, Alone, Case, joined, keys_of, set_epoch
+from .census import count_fds
 from .double import serve_forks, told
 from .fingerprint import SOURCES, tensors
-from .probes import Init, Probe, ProbeStream, Read, attributes, count_fds, read, with_epoch
+from .probes import Init, Probe, ProbeStream, Read, attributes, read, with_epoch
 
 DRAWS = 24
 STRESS_S = 0.5
@@ -160,7 +161,8 @@ def _ordered(heard: dict[str, list], alone: Alone) -> dict:
         "strange": sorted({k for _, seen in reads for k, f in seen.forms.items() if alone.seen.forms.get(k, f) != f}),
         "draws": {seen["id"]: seen for seen in heard.get("draw", [])},
         "census": counts,
-        "again": sum(heard.get("again", [])),
+        "again": sum(reads for reads, _ in heard.get("again", [])),
+        "at_once": max((threads for _, threads in heard.get("again", [])), default=1),
         "streams": {seen["id"]: seen for seen in heard.get("stream", [])},
     }
 

@@ -1,5 +1,6 @@
 """Can what a loader holds travel into a worker that does not inherit it? Tried without starting one."""
 
+import copyreg
 import io
 import itertools
 import math
@@ -109,9 +110,20 @@ def _parts(path: str, x):
         return [(path, x.__self__)]
     if hasattr(x, "func") and hasattr(x, "keywords"):
         return [(f"{path}.func", x.func), (f"{path}.args", x.args), (f"{path}.keywords", x.keywords)]
-    if hasattr(x, "__dict__") and not isinstance(x, types.FunctionType | type):
+    if hasattr(x, "__dict__") and not isinstance(x, types.FunctionType | type) and _by_attributes(type(x)):
         return [(f"{path}.{k}", v) for k, v in vars(x).items()]
     return []
+
+
+def _by_attributes(kind: type) -> bool:
+    """Is such an object pickled by its attributes, and not in a way of its own?"""
+    plain = getattr(object, "__getstate__", None)
+    return (
+        kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and getattr(kind, "__getstate__", None) is plain
+        and kind not in copyreg.dispatch_table
+    )
 
 
 def start_method(loader) -> str:

@@ -6,22 +6,21 @@ Workers import this file: torch, numpy and perflab.bench may enter, nothing that
 import contextlib
 import itertools
 import os
-import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from .census import census, running
 from .double import pin_threads, told
 from .fingerprint import SOURCES, devices, digest, form, global_states, seed
-from .reach import generators, lengths, open_things, reach
+from .reach import generators, reach
 
+FIRST = 16  # samples of a stream after each of which its generators are looked at
 FORMS = 256  # samples whose form is kept besides their digest
-# Libraries whose handles must not be carried over a fork, as their manuals say.
-OF_ONE_PROCESS = ("h5py", "lmdb", "netCDF4", "tables", "sqlite3", "_socket", "socket", "psycopg2", "pymysql", "redis")
 
 
 class Parts:
@@ -128,69 +127,6 @@ def draw(parts: Parts, keys: Sequence, most: int, seconds: float) -> dict:
     return out
 
 
-def census(parts: Parts) -> dict:
-    """What this process holds: private bytes, threads and their CPU time, descriptors, lengths of containers."""
-    info = get_worker_info()
-    return {
-        "id": info.id if info else -1,
-        "pid": os.getpid(),
-        "private_bytes": private_bytes(),
-        "threads": _torch_threads(),
-        "busy_ns": _busy(),
-        "fds": count_fds(),
-        "lengths": lengths(parts.roots),
-        "open": {path: id(x) for path, x in of_one_process(parts)},
-    }
-
-
-def _torch_threads() -> int:
-    return max(getattr(torch.set_num_threads, "asked", 0), torch.get_num_threads())
-
-
-def private_bytes() -> int:
-    """Bytes that this process alone has written; what it shares with its parent, or reads from files, left out."""
-    try:
-        with open("/proc/self/smaps_rollup") as lines:
-            return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
-    except OSError:
-        import psutil
-
-        return psutil.Process().memory_full_info().uss
-
-
-def _busy() -> dict[int, int]:
-    """CPU time of each thread of this process, in ns, by its id; empty where the system does not tell."""
-    busy = {}
-    with contextlib.suppress(OSError):
-        for task in os.listdir("/proc/self/task"):
-            with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{task}/schedstat") as line:
-                busy[int(task)] = int(line.read().split()[0])
-    return busy
-
-
-def count_fds() -> int:
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        with contextlib.suppress(OSError):
-            return len(os.listdir(folder))
-    return 0
-
-
-def of_one_process(parts: Parts) -> Iterator[tuple[str, object]]:
-    """Open handles of libraries that forbid their use on both sides of a fork."""
-    for path, x in reach(parts.roots):
-        if type(x).__module__.partition(".")[0] not in OF_ONE_PROCESS or isinstance(x, type):
-            continue
-        if isinstance(x, sqlite3.Connection):
-            with contextlib.suppress(sqlite3.Error):
-                _ = x.total_changes  # raises when closed
-                yield path, x
-        elif type(x).__name__ in ("File", "Environment", "Dataset") and x:
-            yield path, x
-    for path, x, _ in open_things(parts.roots):
-        if type(x).__module__ in ("socket", "_socket"):
-            yield path, x
-
-
 class Init:
     """The learner's worker_init_fn, which meets the learner's dataset in get_worker_info(), not ours."""
 
@@ -224,12 +160,14 @@ class Probe(Dataset):
     def draw(self, keys: Sequence, most: int, seconds: float) -> dict:
         return draw(self.parts, keys, most, seconds)
 
-    def again(self, keys: Sequence, times: int) -> int:
-        """Read some samples again and again; how many reads that were."""
-        return sum(read(self.parts, 0, keys).done for _ in range(times))
+    def again(self, keys: Sequence, times: int) -> tuple[int, int]:
+        """Read some samples again and again: how many reads that were, and how many threads ran at once."""
+        with running() as at_once:
+            reads = sum(read(self.parts, 0, keys).done for _ in range(times))
+        return reads, sorted(at_once)[int(0.6 * len(at_once))] if len(at_once) > 4 else 1
 
     def census(self) -> dict:
-        return census(self.parts)
+        return census(self.parts.roots)
 
     def epochs(self) -> list[Mapping[str, int]]:
         """What the objects with a set_epoch hold in this process."""
@@ -250,7 +188,7 @@ class ProbeStream(IterableDataset):
     def __iter__(self):
         info = get_worker_info()
         who = info.id if info else -1
-        yield "census", census(self.parts)
+        yield "census", census(self.parts.roots)
         seen, forms, kinds, states = [], [], set(), []
         began = sent = time.perf_counter()
         ended, error = False, ""
@@ -265,7 +203,7 @@ class ProbeStream(IterableDataset):
                 if len(forms) < FORMS:
                     forms.append(form(sample))
                     kinds |= devices(sample)
-                if not self.alike:
+                if len(seen) <= FIRST:
                     states.append(global_states() | generators(roots))
                 if time.perf_counter() - sent > 0.5:
                     sent = time.perf_counter()
@@ -290,7 +228,7 @@ class ProbeStream(IterableDataset):
                 "seconds": time.perf_counter() - began,
             },
         )
-        yield "census", census(self.parts)
+        yield "census", census(self.parts.roots)
 
 
 def with_epoch(parts: Parts) -> list[tuple[str, object]]:

@@ -129,7 +129,8 @@ def threads(seen: Seen):
         return NOT_CHECKED, f"No worker was counted: {seen.ended or 'too little time'}."
     asked = max(c[-1]["threads"] for c in counted)
     busy = max(_busy(c[0]["busy_ns"], c[-1]["busy_ns"]) for c in counted)
-    each, cores = max(asked, busy), machine.cores()
+    at_once = max(crew["at_once"] for crew in seen.crews)
+    each, cores = max(asked, busy, at_once), machine.cores()
     figures = f"{each} thread{'s' * (each > 1)} a worker x {seen.workers} workers, {cores} cores"
     if each > 1 and each * seen.workers > cores:
         return (

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .alone import Alone, Case
+from .fingerprint import SOURCES
 
 FINE, ALARM, NOT_CHECKED = "fine", "ALARM", "not checked"
 
@@ -149,13 +150,11 @@ def _unreadable(seen: Seen):
     if error := seen.facts.get("collate_error"):
         way_out = "Give a collate_fn that takes these samples; default_collate takes tensors, arrays, numbers, strings."
         return ALARM, f"A batch cannot be collated: {error}.", "", way_out
-    if seen.ended and not seen.crews and seen.alone.keys:
-        return (
-            ALARM,
-            f"Workers fail where this process does not: {seen.ended}.",
-            "",
-            "Mend worker_init_fn or the dataset.",
-        )
+    way_out = "Mend what raises it; an epoch would end there."
+    if seen.ended and seen.alone.seen is None and not seen.alone.stream:
+        return ALARM, f"Samples cannot be read: {seen.ended}.", "", way_out
+    if seen.ended and not seen.crews:
+        return ALARM, f"Workers fail where this process does not: {seen.ended}.", "", way_out
     return None
 
 
@@ -212,6 +211,17 @@ def _same_stream(seen: Seen):
     return FINE, f"All samples of the workers are among the {len(whole['digests']):,} that one process reads."
 
 
+def own_generator_decides(seen: Seen) -> bool:
+    """Do workers give samples that are new here, while a generator of the stream's own moves on between samples?"""
+    known = seen.alone.stream["digests"]
+    for crew in seen.crew(content=True):
+        for read in crew["streams"].values():
+            own = [name for name in read["moved"] if name not in SOURCES]
+            if own and not np.isin(read["digests"][1:], known).all():
+                return True
+    return False
+
+
 def _all(crew: dict) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.uint64), *(read["digests"] for read in crew["streams"].values())])
 
@@ -242,6 +252,8 @@ def lost_or_doubled(seen: Seen):
     for crew in seen.crew(content=True):
         got, n = _all(crew), crew["crew"]
         reads = list(crew["streams"].values())
+        if whole["error"]:
+            return NOT_CHECKED, f"The stream breaks off: {whole['error']}."
         if not (whole["ended"] and all(read["ended"] for read in reads)):
             if twice := _shared_start(reads):
                 what = f"{n} workers read the same samples: {twice:,} of the first {len(got):,} came more than once."
