@@ -7,7 +7,8 @@ import contextlib
 import io
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -55,12 +56,22 @@ class JpegBytes(Photos):
     whole batch; `as_list` collates them."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.frombuffer(bytearray(self.read(index)), dtype=torch.uint8), index % 10
+        return torch.from_numpy(np.fromfile(self.paths[index], dtype=np.uint8)), index % 10
 
 
 def as_list(items: Sequence[tuple[torch.Tensor, int]]) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Files of different length cannot be stacked: the batch is a list."""
     return [file for file, _ in items], torch.tensor([label for _, label in items])
+
+
+def ahead(batches: Iterable) -> Iterator:
+    """The same batches in the same order: a thread reads the next one while the loop works on this one."""
+    left, end = iter(batches), object()
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, left, end)
+        while (batch := coming.result()) is not end:
+            coming = reader.submit(next, left, end)
+            yield batch
 
 
 def decode_on_gpu(files: Sequence[torch.Tensor], side: int) -> torch.Tensor:
@@ -73,11 +84,14 @@ def decode_on_gpu(files: Sequence[torch.Tensor], side: int) -> torch.Tensor:
     _torchvision()
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    return torch.stack([fitted(image, side) for image in decode_jpeg(list(files), ImageReadMode.RGB, device="cuda")])
+    images = decode_jpeg(list(files), ImageReadMode.RGB, device="cuda")
+    if len({image.shape for image in images}) == 1:  # a kernel for all of them, not one for each
+        return fitted(torch.stack(images), side)
+    return torch.stack([fitted(image, side) for image in images])
 
 
 def fitted(image: torch.Tensor, side: int) -> torch.Tensor:
-    """uint8 (3, h, w) to (3, side, side): the short side becomes `side`, the long side is cut at its centre."""
+    """uint8 (..., 3, h, w) to (..., 3, side, side): the short side becomes `side`, the long side is cut at its centre."""
     from torchvision.transforms.v2 import functional
 
     return functional.center_crop(functional.resize(image, [side], antialias=True), [side, side])
