@@ -91,7 +91,7 @@ def decode_on_gpu(files: Sequence[torch.Tensor], side: int) -> torch.Tensor:
 
 
 def fitted(image: torch.Tensor, side: int) -> torch.Tensor:
-    """uint8 (..., 3, h, w) to (..., 3, side, side): the short side becomes `side`, the long side is cut at its centre."""
+    """uint8 (..., 3, h, w) to (..., 3, side, side): the short side is resized, the long side cut at its centre."""
     from torchvision.transforms.v2 import functional
 
     return functional.center_crop(functional.resize(image, [side], antialias=True), [side, side])
