@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from perflab import PerflabError, advise, vary
+from perflab import PerflabError, advise, question, vary
 from perflab.bench import machine
 from perflab.bench.result import Knee
+from perflab.loading.decode import DraftPhotos
+from perflab.loading.images import Photos
 
 
 class Gated(Dataset):
@@ -153,3 +155,45 @@ def test_no_worker_is_left_and_the_loader_stays_as_it_was():
     loader = kept(TensorDataset(torch.arange(16)), 1)
     advise(loader, [0, 1], study="t.own")
     assert set(psutil.Process().children()) <= before and loader._iterator is None
+
+
+def test_cores_for_a_demand():
+    q = question("01.1")
+    assert q.check(eval(q.problem.solution)).state == "Correct" and q.check(39).state == "Correct"
+    for wrong, word in ((3000 / 13, "divides"), (39000, "milliseconds"), (77, "one core"), (1, "seconds of work")):
+        outcome = q.check(wrong)
+        assert outcome.state == "Not right" and word in outcome.sentence, wrong
+    assert q.check("39").state == "Not right"
+
+
+@pytest.mark.slow
+def test_the_same_pixels_at_twice_the_rate():
+    q = question("01.2")
+    scope: dict = {}
+    exec(q.problem.solution, scope)
+    assert q.check(scope["feed"]).state in ("Correct", "CANNOT TELL")
+
+    class Small(DraftPhotos):
+        def decode(self, data):
+            return super().decode(data).resize((60, 34))
+
+    class Grey(Photos):
+        def __getitem__(self, i):
+            pixels, label = super().__getitem__(i)
+            return pixels.float(), label
+
+    wrong = {
+        "twice as fast": lambda paths: DataLoader(Photos(paths=paths), batch_size=4),
+        "another order": lambda paths: DataLoader(DraftPhotos(paths=paths[::-1]), batch_size=4),
+        "leaves out": lambda paths: DataLoader(Small(paths=paths), batch_size=4),
+        "came out": lambda paths: DataLoader(DraftPhotos(paths=paths[:-1]), batch_size=4),
+        "float32": lambda paths: DataLoader(Grey(paths=paths), batch_size=4),
+        "a function": 3,
+        "raised TypeError": lambda paths: 3,
+    }
+    before = set(psutil.Process().children())
+    for word, answer in wrong.items():
+        outcome = q.check(answer)
+        assert word in outcome.sentence or (word == "twice as fast" and outcome.state == "CANNOT TELL"), outcome
+        assert outcome.state != "Correct"
+    assert set(psutil.Process().children()) <= before
