@@ -43,6 +43,7 @@ RULES = {
     "descriptors": resources.descriptors,
     "last batch": streams.last_batch,
 }
+START_S = 30.0  # that a fork server may take to import torch
 MOST_WORKERS = 8  # of a crew that reads on trial
 
 
@@ -160,7 +161,8 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
 
     def listen(act):
         before, memory = offsets(), shared(parts.roots)
-        heard = door.call(double, act, timeout_s if act.func is alone else timeout_s + 5)
+        slack = 0 if act.func is alone else 5 if case.start == "fork" else START_S
+        heard = door.call(double, act, timeout_s + slack)
         _put_back(before)
         put_back(memory)
         for said in heard.said:

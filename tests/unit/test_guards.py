@@ -1,6 +1,7 @@
 """The guards on wrong loaders: each fault is planted, and must be named by its guard."""
 
 import functools
+import io
 import multiprocessing
 import os
 import random
@@ -9,6 +10,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import zipfile
@@ -76,7 +78,7 @@ class Records(Dataset):
         return torch.tensor(struct.unpack("q", self.file.read(WIDTH)[:8].ljust(8, b"\xff"))[0])
 
 
-@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("dense", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_shared_file_offset_is_named(records, dense):
     dataset = Records(records, dense)
     dataset.file.seek(640)
@@ -113,6 +115,7 @@ class Zipped(Dataset):
         return len(self.zip.read(self.names[i]))
 
 
+@pytest.mark.slow
 def test_an_archive_opened_before_the_fork_is_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as out:
         for i in range(100):
@@ -132,6 +135,7 @@ class Rows(Dataset):
         return self.db.execute("select v from t where i = ?", (i,)).fetchone()[0]
 
 
+@pytest.mark.slow
 def test_a_database_opened_before_the_fork_is_named(tmp_path):
     with sqlite3.connect(tmp_path / "a.db") as db:
         db.execute("create table t (i integer primary key, v integer)")
@@ -177,6 +181,7 @@ class Endless(IterableDataset):
             i += 1
 
 
+@pytest.mark.slow
 def test_an_endless_stream_that_all_workers_read_is_doubled():
     found = guards(loader(Endless()))
     assert "none lost or doubled" in alarms(found)
@@ -213,7 +218,10 @@ def made(kind):
     }[kind]()
 
 
-@pytest.mark.parametrize("kind", ["numpy", "numpy unseeded", "legacy", "random", "torch"])
+@pytest.mark.parametrize(
+    "kind",
+    ["numpy", *(pytest.param(k, marks=pytest.mark.slow) for k in ("numpy unseeded", "legacy", "random", "torch"))],
+)
 def test_a_generator_made_before_the_workers_is_named(kind):
     dataset = Noisy(made(kind))
     found = guards(loader(dataset))
@@ -241,15 +249,18 @@ class Flip(Plain):
         return i * (1 if np.random.random() < 0.5 else -1)
 
 
+@pytest.mark.slow
 def test_a_generator_of_the_module_is_found():
     assert alarms(guards(loader(ModuleNoise()))) == {"random streams"}
 
 
+@pytest.mark.slow
 def test_workers_seeded_alike_are_found():
     found = guards(loader(Flip(), worker_init_fn=same_seed))
     assert alarms(found) == {"random streams"} and "numpy.random" in found["random streams"].what
 
 
+@pytest.mark.slow
 def test_epochs_seeded_alike_are_found():
     found = guards(loader(Flip(), worker_init_fn=seed_by_worker))
     assert alarms(found) == {"random streams"} and "Each epoch" in found["random streams"].what
@@ -277,7 +288,7 @@ class Inside(Plain):
         return self.inner[i]
 
 
-@pytest.mark.parametrize("kind", [ByEpoch, Inside])
+@pytest.mark.parametrize("kind", [ByEpoch, pytest.param(Inside, marks=pytest.mark.slow)])
 def test_an_epoch_that_persistent_workers_do_not_see_is_named(kind):
     dataset = kind()
     found = guards(loader(dataset, persistent_workers=True))
@@ -327,6 +338,7 @@ class Opens(Plain):
         return i
 
 
+@pytest.mark.slow
 def test_descriptors_left_open_by_each_sample_are_named():
     assert "descriptors" in alarms(guards(loader(Opens())))
 
@@ -339,14 +351,6 @@ class FourInside(Plain):
     def __getitem__(self, i):
         torch.set_num_threads(4)
         return torch.ones(64, 64) @ torch.ones(64, 64)
-
-
-class Pool(Plain):
-    def __getitem__(self, i):
-        crowd = [threading.Thread(target=np.sort, args=(np.arange(2_000_000)[::-1],)) for _ in range(4)]
-        [t.start() for t in crowd]
-        [t.join() for t in crowd]
-        return i
 
 
 def test_four_threads_a_worker_are_named(monkeypatch):
@@ -366,6 +370,7 @@ class Keeping(DataLoader):
             yield batch
 
 
+@pytest.mark.slow
 def test_a_loader_that_keeps_its_batches_is_named():
     found = guards(Keeping(Plain(2000), batch_size=16, num_workers=2, multiprocessing_context="fork"))
     assert alarms(found) == {"descriptors"}
@@ -378,6 +383,7 @@ def test_a_loop_that_keeps_its_batches_is_named():
     assert guards(wrong, step=lambda batch: kept.append(batch.clone())).clear
 
 
+@pytest.mark.slow
 def test_batches_kept_by_this_process_are_named():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     kept = list(loader(Plain(2000)))
@@ -394,6 +400,7 @@ class Lists(Plain):
         return [float(i)] * 3000
 
 
+@pytest.mark.slow
 def test_a_batch_of_thousands_of_tensors_is_named():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -416,18 +423,20 @@ class Transformed(Plain):
         return self.steps["first"][0](i)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_lambda_is_named_where_workers_do_not_inherit_it(method):
     found = guards(loader(Transformed(lambda x: x), multiprocessing_context=method))
     assert alarms(found) == {"pickling"} and "Transformed.steps['first'][0]" in found["pickling"].what
     assert "lambda" in found["pickling"].what
 
 
+@pytest.mark.slow
 def test_a_lambda_is_fine_where_workers_are_forked():
     found = guards(loader(Transformed(lambda x: x), collate_fn=lambda x: x))
     assert found.clear and "forkserver" in found["pickling"].what
 
 
+@pytest.mark.slow
 def test_a_class_of_a_notebook_is_named():
     """A program that comes with -c has a __main__ without a file, as a notebook's kernel has."""
     program = (
@@ -452,6 +461,7 @@ def test_samples_on_a_device_are_named():
     assert alarms(found) == {"device"} and found["same samples"].state == "not checked"
 
 
+@pytest.mark.slow
 def test_a_default_device_is_named():
     dataset = Plain()
     torch.set_default_device("meta")
@@ -471,11 +481,13 @@ def test_a_last_batch_of_one_is_named():
     assert guards(loader(Plain(65), batch_size=32, drop_last=True)).clear
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_dataset_is_named():
     assert alarms(guards(loader(Plain(10), batch_size=32, drop_last=True))) == {"last batch"}
     assert guards(loader(Plain(10), batch_size=32)).clear
 
 
+@pytest.mark.slow
 def test_samples_dropped_by_every_worker_are_counted():
     share = lambda n, w: range(w.id, n, w.num_workers)  # noqa: E731
     found = guards(loader(Numbers(99, share), workers=4, batch_size=16, drop_last=True))
@@ -499,6 +511,7 @@ def test_an_index_that_raises_is_named_and_the_rest_goes_on():
     assert found["random streams"].state == "fine"
 
 
+@pytest.mark.slow
 def test_a_collate_function_that_fails_is_named():
     def collate(samples):
         raise RuntimeError("ragged")
@@ -540,6 +553,7 @@ class Dies(Plain):
         return i
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "words"), [(Hangs, "No sample came for 2 s"), (Dies, "died")])
 def test_workers_that_hang_or_die_end_and_are_told(kind, words):
     before = set(psutil.Process().children(recursive=True))
@@ -557,6 +571,7 @@ class NoLength(Dataset):
         return i
 
 
+@pytest.mark.slow
 def test_datasets_without_length_of_one_sample_and_empty():
     found = guards(NoLength())
     assert found.clear and found["same samples"].state == "fine" and "7 of 7" in found["same samples"].what
@@ -566,6 +581,7 @@ def test_datasets_without_length_of_one_sample_and_empty():
         guards(3)
 
 
+@pytest.mark.slow
 def test_more_workers_than_cores_warn_nobody(recwarn):
     with pytest.warns(UserWarning):
         many = loader(Plain(), workers=6)
@@ -596,3 +612,170 @@ def test_a_table_a_text_and_the_names():
     assert str(found) == "No alarm." and found.require() is None
     with pytest.raises(KeyError, match="no guard 'speed'"):
         found["speed"]
+
+
+# -- the same faults in other clothes
+
+
+class ShuffledApart(IterableDataset):
+    """Each worker shuffles in its own way, and then takes every n-th."""
+
+    def __iter__(self):
+        everything = list(range(500))
+        random.shuffle(everything)
+        worker = get_worker_info()
+        for i in everything[worker.id :: worker.num_workers] if worker else everything:
+            yield i + np.random.random()
+
+
+class LocalGenerator(IterableDataset):
+    def __iter__(self):
+        worker = get_worker_info()
+        rng = np.random.default_rng(0)
+        for i in range(worker.id, 300, worker.num_workers) if worker else range(300):
+            yield i + rng.normal()
+
+
+class EpochOfStream(IterableDataset):
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        everything = list(range(300))
+        random.Random(self.epoch).shuffle(everything)
+        worker = get_worker_info()
+        yield from everything[worker.id :: worker.num_workers] if worker else everything
+
+
+class Handle:
+    """As h5py's: a library's object, with a descriptor inside."""
+
+    def __init__(self, path):
+        self.file = open(path, "rb")  # noqa: SIM115
+
+    def fileno(self):
+        return self.file.fileno()
+
+    def read(self, i):
+        self.file.seek(100 * i)
+        return self.file.read(100)
+
+
+class Handles(Plain):
+    def __init__(self, path):
+        super().__init__()
+        path.write_bytes(os.urandom(100 * self.n))
+        self.parts = {"train": Handle(path)}
+
+    def __getitem__(self, i):
+        return self.parts["train"].read(i)
+
+
+class Tar(Plain):
+    def __init__(self, path):
+        super().__init__(60)
+        with tarfile.open(path, "w") as out:
+            for i in range(self.n):
+                member = tarfile.TarInfo(str(i))
+                member.size = 20_000
+                out.addfile(member, io.BytesIO(os.urandom(20_000)))
+        self.tar = tarfile.open(path)  # noqa: SIM115
+
+    def __getitem__(self, i):
+        return self.tar.extractfile(str(i)).read()
+
+
+class ByPartial(Plain):
+    def __init__(self):
+        super().__init__()
+        self.noise = functools.partial(torch.rand, (2,), generator=torch.Generator().manual_seed(3))
+
+    def __getitem__(self, i):
+        return i + self.noise()
+
+
+class Mixup:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, samples):
+        return torch.stack(samples) * self.rng.random()
+
+
+class Lines(Plain):
+    def __init__(self):
+        super().__init__(200_000)
+        self.columns = {"text": [f"line {i} of the text" for i in range(self.n)], "label": list(range(self.n))}
+
+    def __getitem__(self, i):
+        return self.columns["label"][i]
+
+
+LOG = {}
+
+
+class Logs(Plain):
+    def __getitem__(self, i):
+        LOG[time.perf_counter_ns()] = i
+        return i
+
+
+class HoardsAll(Plain):
+    """A cache whose end lies far beyond memory."""
+
+    def __init__(self):
+        super().__init__(10**9)
+        self.kept = {}
+
+    def __getitem__(self, i):
+        return self.kept.setdefault(i, np.full(3000, float(i)))[0]
+
+
+class Crowd(Plain):
+    def __getitem__(self, i):
+        sort = functools.partial(np.sort, np.arange(300_000)[::-1])
+        crowd = [threading.Thread(target=sort) for _ in range(4)]
+        [t.start() for t in crowd]
+        [t.join() for t in crowd]
+        return i
+
+
+class FailsInWorkers(Plain):
+    def __getitem__(self, i):
+        if get_worker_info() and i == 50:
+            raise OSError("stale handle")
+        return i
+
+
+class Exits(Plain):
+    def __getitem__(self, i):
+        sys.exit(3)
+
+
+OTHERS = {
+    "shuffled apart": ("none lost or doubled", lambda _: (ShuffledApart(), {})),
+    "a generator of the iteration": ("random streams", lambda _: (LocalGenerator(), {})),
+    "the epoch of a stream": ("set_epoch", lambda _: (EpochOfStream(), {"persistent_workers": True})),
+    "a library's handle": ("file handles", lambda t: (Handles(t / "h"), {})),
+    "tar": ("file handles", lambda t: (Tar(t / "t"), {})),
+    "functools.partial": ("random streams", lambda _: (ByPartial(), {})),
+    "collate": ("random streams", lambda _: (Plain(), {"collate_fn": Mixup()})),
+    "columns": ("memory growth", lambda _: (Lines(), {})),
+    "a dict of the module": ("memory growth", lambda _: (Logs(), {})),
+    "a cache of all": ("memory growth", lambda _: (HoardsAll(), {"batch_size": 100, "shuffle": True})),
+    "threads that come and go": ("threads", lambda _: (Crowd(), {})),
+    "fails in workers": ("same samples", lambda _: (FailsInWorkers(), {})),
+    "exits": ("same samples", lambda _: (Exits(), {})),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_same_fault_in_other_clothes_is_named(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("perflab.bench.machine.cores", lambda: 2)
+    guard, made = OTHERS[kind]
+    dataset, more = made(tmp_path)
+    found = guards(loader(dataset, **more))
+    assert guard in alarms(found) and alarms(found) <= {guard, *({"same samples"} if guard == "file handles" else ())}

@@ -148,6 +148,9 @@ def serve_forks():
         resource_tracker.ensure_running()
     finally:
         os.setpgid(0, 0)
+    first = multiprocessing.get_context("forkserver").Process(target=int)
+    first.start()  # waits for the server, so that no timeout of a worker counts its imports
+    first.join()
 
 
 class Threads:

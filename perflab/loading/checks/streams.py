@@ -95,35 +95,27 @@ def last_batch(seen: Seen):
     epoch = seen.facts.get("epoch")
     if not epoch or epoch["error"]:
         return NOT_CHECKED, "The indices of an epoch were not read."
-    sizes, size, drop_last = epoch.get("sizes"), epoch["size"], epoch["drop_last"]
-    if sizes is None and size:
-        n = epoch["samples"]
-        sizes = [size] * (n // size) + ([n % size] if n % size and not drop_last else [])
-    if sizes is None:
+    n, size, drop_last = epoch["samples"], epoch["size"], epoch["drop_last"]
+    if (sizes := epoch.get("sizes")) is not None:
+        batches, most, last = len(sizes), max(sizes, default=0), sizes[-1] if sizes else 0
+    elif size:
+        batches, most = n // size if drop_last else -(-n // size), min(n, size)
+        last = size if drop_last or n % size == 0 else n % size
+    else:
         return FINE, "The loader makes no batches."
-    if not sizes:
-        what = f"The loader gives no batch at all: {epoch['samples']:,} samples, batch_size={size}"
-        return (
-            ALARM,
-            f"{what}, drop_last={drop_last}.",
-            "0 batches",
-            "Take a smaller batch_size, or drop_last=False.",
-        )
-    if sizes[-1] == 1 and max(sizes) > 1:
-        what = f"The last batch has one sample ({epoch['samples']:,} samples): BatchNorm fails on it in training."
-        return (
-            ALARM,
-            what,
-            f"{len(sizes):,} batches, the last of 1",
-            "For training, drop_last=True; it loses one sample.",
-        )
-    if sizes == [1] and size and size > 1:
-        return FINE, "The only batch has one sample: BatchNorm fails on it in training."
-    if sizes[-1] < sizes[0]:
-        what = f"The last batch has {sizes[-1]:,} samples, the others {sizes[0]:,}: measure per sample, not per batch."
-        return FINE, what, f"{len(sizes):,} batches"
-    lost = epoch["samples"] - sum(sizes)
-    return FINE, f"All batches are alike{f'; drop_last leaves out {lost:,} samples' if lost else ''}."
+    if not batches:
+        what = f"The loader gives no batch at all: {n:,} samples, batch_size={size}, drop_last={drop_last}."
+        return ALARM, what, "0 batches", "Take a smaller batch_size, or drop_last=False."
+    figures = f"{batches:,} batches, the last of {last:,}"
+    if last == 1 and most > 1:
+        what = f"The last batch has one sample ({n:,} samples): BatchNorm fails on it in training."
+        return ALARM, what, figures, "For training, drop_last=True; it loses one sample."
+    if n == 1 and size and size > 1:
+        return FINE, "The only batch has one sample: BatchNorm fails on it in training.", figures
+    if last < most:
+        return FINE, f"The last batch has {last:,} samples of {most:,}: measure per sample, not per batch.", figures
+    lost = n % size if size and drop_last else 0
+    return FINE, f"All batches are alike{f'; drop_last leaves out {lost:,} samples' if lost else ''}.", figures
 
 
 def _last_of_streams(seen: Seen, size: int):
