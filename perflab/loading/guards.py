@@ -99,7 +99,7 @@ class Guards:
         if self.alarms:
             return "\n".join(map(str, self.alarms))
         left = [c.guard for c in self.checks if c.state == rules.NOT_CHECKED]
-        return f"No alarm{f'; not checked: {chr(44).join(left)}' if left else ''}."
+        return "No alarm" + (f"; not checked: {', '.join(left)}." if left else ".")
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return {"text/plain": repr(self), "text/html": self._html()}
@@ -160,11 +160,10 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
     seen.kept = _kept_tensors()
 
     def listen(act):
-        before, memory = offsets(), shared(parts.roots)
+        before = offsets()
         slack = 0 if act.func is alone else 5 if case.start == "fork" else START_S
-        heard = door.call(double, act, timeout_s + slack)
+        heard = door.call(double, partial(_leaving_shared_memory, act, parts), timeout_s + slack)
         _put_back(before)
-        put_back(memory)
         for said in heard.said:
             seen.crews.append(said) if "crew" in said else seen.facts.update(said)
         if heard.ended:
@@ -209,6 +208,15 @@ def _settle(seen: Seen):
             if not alone.stream["ended"]:
                 first = first[: len(again["digests"])]
             facts["own_random"] = not np.isin(again["digests"], first).all()
+
+
+def _leaving_shared_memory(act, parts: Parts, say):
+    """What a copy of this process shares with it (an epoch in a shared tensor, say) holds afterwards what it held."""
+    held = shared(parts.roots)
+    try:
+        act(say)
+    finally:
+        put_back(held)
 
 
 def _put_back(before: dict[int, int]):

@@ -395,6 +395,26 @@ def test_batches_kept_by_this_process_are_named():
     del kept
 
 
+@pytest.mark.slow
+def test_a_low_limit_is_named_where_an_epoch_would_not_fit_it():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        assert alarms(guards(loader(Plain(1000), batch_size=2))) == {"descriptors"}
+        assert guards(loader(Plain(1000), batch_size=20)).clear
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_is_told():
+    def step(batch):
+        raise ZeroDivisionError("no model")
+
+    found = guards(loader(Plain()), step=step)
+    assert found["descriptors"].state == "not checked" and "no model" in found["descriptors"].what
+
+
 class Lists(Plain):
     def __getitem__(self, i):
         return [float(i)] * 3000

@@ -43,7 +43,8 @@ def reach(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
             continue
         seen[id(x)] = x  # kept, so that no other object gets its id
         yield path, x
-        waiting.extend(_inside(path, x))
+        with contextlib.suppress(Exception):  # a mapping that cannot be gone through, a view of what is closed
+            waiting.extend(_inside(path, x))
 
 
 def _inside(path: str, x) -> Iterator[tuple[str, object]]:

@@ -9,6 +9,7 @@ from .rules import ALARM, FINE, NOT_CHECKED, Seen, hindered
 
 PILE_OBJECTS, PILE_BYTES = 100_000, 8 * 2**20
 GROWTH_BYTES = 8 * 2**20  # that a worker must have gained before growth is taken for more than noise
+FEW_DESCRIPTORS = 512  # a soft limit below it is unusual; 1,024 is the least that Linux systems set
 BUSY_SHARE, BUSY_NS = 0.25, 20_000_000  # of the busiest thread's CPU time, and in all: a thread that works
 
 
@@ -149,6 +150,12 @@ def _busy(before: dict[int, int], after: dict[int, int]) -> int:
 
 
 def descriptors(seen: Seen):
+    """Who keeps a tensor that a worker sent keeps a descriptor open with it.
+
+    A loop is not seen from its loader, so that one which would keep an epoch's batches is an alarm only where
+    few may be open at all; otherwise what is kept must be seen: in this process, in the loader's own
+    iteration, in `step`, or in a worker.
+    """
     loader, limit, left = seen.case.loader, seen.fd_limit, seen.fd_limit - seen.fds
     by_file = torch.multiprocessing.get_sharing_strategy() != "file_descriptor"
     clone = "Keep copies (batch.clone(), numbers), not the tensors that workers sent, and let batches go."
@@ -163,6 +170,8 @@ def descriptors(seen: Seen):
         full = f"{left / grown:,.0f} batches fill the limit"
         what = f"Each batch leaves {grown:.1f} descriptors open after it was let go: {full}."
         return ALARM, what, f"{held[0]:,} to {held[-1]:,} open after {len(held)} batches", clone
+    if error := seen.facts.get("step_error"):
+        return NOT_CHECKED, f"The loop's step or the loader's own iteration fails: {error}."
     if leak := _worker_leak(seen):
         return leak
     if "batch_tensors" not in seen.facts:
@@ -181,7 +190,18 @@ def descriptors(seen: Seen):
         )
     figures = f"{tensors:,} tensors a batch; {limit:,} descriptors may be open"
     kept = max(1, left // tensors)
+    if limit < FEW_DESCRIPTORS and kept < _batches(seen):
+        what = f"Only {limit:,} descriptors may be open: a loop that keeps its batches stops at {kept:,} of them."
+        return ALARM, what, figures, f"{clone} Or raise the limit (ulimit -n 4096)."
     return FINE, f"A loop that lets its batches go needs few; one that keeps them stops at {kept:,} batches.", figures
+
+
+def _batches(seen: Seen) -> float:
+    """Batches of an epoch, as far as known."""
+    if seen.case.streams:
+        return len(seen.alone.stream.get("digests", ())) / (seen.case.loader.batch_size or 1)
+    epoch = seen.facts.get("epoch", {})
+    return len(epoch["sizes"]) if epoch.get("sizes") else epoch.get("samples", 0) / (epoch.get("size") or 1)
 
 
 def _slope(held: list[int]) -> float:
