@@ -33,9 +33,8 @@ def explore_workers(**sweeps: Result) -> Explorer:
                 ax.errorbar([k], [e.mid], [[e.mid - e.lo], [e.hi - e.mid]], color="black", capsize=3)
         ax.set_ylim(0, 1.25 * (max(best, wanted) if wanted < 4 * best else best))
         ax.axhline(wanted, color=style.BOUND, linestyle="--")
-        ax.text(
-            0.99, wanted, "asked for", color=style.BOUND, transform=ax.get_yaxis_transform(), ha="right", va="bottom"
-        )
+        across, plate = ax.get_yaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8}
+        ax.text(0.995, wanted, "asked for", color=style.BOUND, transform=across, ha="right", va="bottom", bbox=plate)
         ax.set_xticks(range(len(points)), [f"{x:g}" for x, _ in points])
         ax.set_xlabel(f"{result.variable} ({result.machine.get('cores', '?')} cores)")
         ax.set_ylabel("images/s")

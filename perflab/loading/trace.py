@@ -211,15 +211,19 @@ def _waited(to: Callable, data):
 
 
 def stage_map(events: Sequence[Event]) -> dict[str, dict]:
-    """What `observe` takes: by stage, where it runs, how many calls were made, and seconds a call (median)."""
+    """What `observe` takes: by stage, where it runs, in how many processes, how often, seconds a call (median).
+
+    Processes are told apart by pid. The queue has no process: it is what lies between them.
+    """
     order = dict.fromkeys(["sampler", *(e.stage for e in events if e.stage not in _LAST), *_LAST])
     rows = {}
     for stage in order:
         mine = [e for e in events if e.stage == stage]
         if mine:
             place = f"{mine[0].place}, {mine[0].thread}" if mine[0].thread else mine[0].place
+            processes = {e.pid for e in mine if e.thread}
             time_s = statistics.median(e.own_s for e in mine)
-            rows[stage] = {"runs in": place, "calls": len(mine), "time_s": time_s}
+            rows[stage] = {"runs in": place, "processes": len(processes), "calls": len(mine), "time_s": time_s}
     return rows
 
 
