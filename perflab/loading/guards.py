@@ -22,7 +22,9 @@ from perflab.bench.job import budget
 from perflab.errors import PerflabError
 
 from .checks import resources, rules, streams
-from .checks.alone import Alone, Case, alone
+from .checks.alone import alone
+from .checks.case import Alone, Case
+from .checks.census import count_fds
 from .checks.crews import as_it_stands, by_one_worker, crews, offsets, stream_crews, verify
 from .checks.double import double
 from .checks.pickled import start_method
@@ -151,18 +153,19 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
     method = start_method(loader)
     full = budget() == "full"
     workers = min(loader.num_workers or 2, MOST_WORKERS)
-    parts = Parts(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+    batches = loader.batch_size is not None or loader.batch_sampler is not None
+    parts = Parts(loader.dataset, loader.collate_fn, loader.worker_init_fn, batches)
     start = "fork" if method == "fork" else "forkserver"
-    times = (6.0, 20.0) if full else (0.6, 1.5)
+    times = (6.0, 20.0) if full else (0.6, 2.0)
     case = Case(loader, parts, max(2, workers), method, start, epochs, timeout_s, *times)
-    seen = Seen(case, Alone(), bare, threads=psutil.Process().num_threads(), fds=len(os.listdir("/proc/self/fd")))
+    seen = Seen(case, Alone(), bare, threads=psutil.Process().num_threads(), fds=count_fds())
     seen.fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     seen.kept = _kept_tensors()
 
     def listen(act):
         before = offsets()
         slack = 0 if act.func is alone else 5 if case.start == "fork" else START_S
-        heard = door.call(double, partial(_leaving_shared_memory, act, parts), timeout_s + slack)
+        heard = door.call(double, partial(_leaving_shared_memory, act, parts), case.timeout_s + slack)
         _put_back(before)
         for said in heard.said:
             seen.crews.append(said) if "crew" in said else seen.facts.update(said)
@@ -179,13 +182,14 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
     _settle(seen)
     if seen.ended or seen.facts.get("devices") or not (seen.alone.keys or case.streams):
         return seen
+    if seen.alone.seen is not None:  # one command to a worker is some readings
+        case.timeout_s = max(timeout_s, 20 * seen.alone.item_s)
     sizes = [n for n in (2, 4) if n != case.workers]
     listen(partial(stream_crews if case.streams else crews, case, seen.alone, sizes))
     if case.streams:
         facts = seen.facts
         facts["own_random"] = facts.get("own_random", False) or rules.own_generator_decides(seen)
-        return seen
-    wrong = set().union(*(crew["wrong"] for crew in seen.crews))
+    wrong = set().union(*(crew["wrong"] for crew in seen.crews)) if not case.streams else ()
     if wrong and not (seen.alone.own_random or seen.ended or seen.facts["moved_offsets"]):
         heard = listen(partial(verify, case, seen.alone, sorted(wrong)))
         seen.verified = seen.facts.get("verified", {}) if not heard.ended else {}
@@ -229,7 +233,7 @@ def _put_back(before: dict[int, int]):
 def _kept_tensors() -> int:
     """Descriptors of this process that hold memory which a worker's tensor came in."""
     kept = 0
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:
             kept += os.path.basename(os.readlink(f"/proc/self/fd/{name}")).startswith("torch_")
         except OSError:

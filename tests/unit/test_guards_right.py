@@ -395,6 +395,17 @@ def mixed(samples):
     return torch.stack(samples) * np.random.random()
 
 
+class Blocks(Plain):
+    """Makes its own batches; the collate function gets one."""
+
+    def __getitem__(self, i):
+        return {"x": torch.arange(8) + i}
+
+
+def doubled(block):
+    return {"x": 2 * block["x"]}
+
+
 def as_is(samples):
     return samples
 
@@ -434,6 +445,7 @@ RIGHT = {
     "a billion indices": lambda _: (Virtual(), {"batch_size": 100}),
     "a list": lambda _: (list(range(100)), {}),
     "random collate": lambda _: (Plain(), {"collate_fn": mixed}),
+    "its own batches": lambda _: (Blocks(), {"batch_size": None, "collate_fn": doubled}),
     "photos": lambda _: (Photos(limit=24, side=64), {}),
     "tensors": lambda _: (TensorDataset(torch.randn(1000, 8), torch.arange(1000)), {"shuffle": True}),
     "text": lambda _: (Text(), {"collate_fn": pad}),
@@ -479,6 +491,9 @@ QUICK = [
     *("photos", "tensors", "text", "sharded", "opened in the worker", "memory map", "global streams"),
     *("generator of the worker", "set_epoch, shared", "bounded cache"),
 ]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 def no_alarm(kind, tmp_path):

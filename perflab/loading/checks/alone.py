@@ -7,19 +7,18 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
 )
 
+from .case import Case
 from .census import of_one_process
 from .double import told
 from .fingerprint import SOURCES, devices, digest, global_states, tensors
@@ -30,46 +29,6 @@ from .reach import open_things, piles
 BLOCK = 64
 FEW_BYTES = 4 * 2**20
 INDICES = 100_000  # of an epoch, looked at
-
-
-@dataclass
-class Case:
-    """What is examined: a loader, the number of workers to try it with, and the time that may be taken."""
-
-    loader: DataLoader
-    parts: Parts
-    workers: int
-    method: str
-    start: str  # how workers are started here
-    epochs: int
-    timeout_s: float
-    partial_s: float  # reading time where not all can be read
-    whole_s: float  # reading time where all can
-
-    @property
-    def streams(self) -> bool:
-        return isinstance(self.loader.dataset, IterableDataset)
-
-
-@dataclass
-class Alone:
-    """What reading in one process without workers showed."""
-
-    keys: list = field(default_factory=list)
-    total: int = 0  # samples of the dataset, read or not
-    epoch: dict = field(default_factory=dict)
-    seen: Read | None = None
-    stream: dict = field(default_factory=dict)
-    sources: tuple[str, ...] = SOURCES
-    facts: dict = field(default_factory=dict)
-
-    @property
-    def own_random(self) -> bool:
-        return self.facts.get("own_random", False)
-
-    @property
-    def item_s(self) -> float:
-        return self.seen.seconds / max(1, self.seen.done)
 
 
 def alone(case: Case, say: Callable):
@@ -133,7 +92,7 @@ def _read_alone(case: Case, keys: Sequence, say):
     say({"own_forms": any(again[k][1] != seen.forms[k] for k in both if k in seen.forms)})
     say(_batch(case, [order[k] for k in range(at) if k not in seen.errors]))
     if with_epoch(parts):
-        say({"epoch_alone": _epoch_alone(parts, order[: min(at, 64)])})
+        say({"epoch_alone": _epoch_alone(parts, order[: few_items(case, seen)])})
 
 
 def keys_of(loader: DataLoader) -> tuple[Sequence, int, dict]:
@@ -185,7 +144,10 @@ def _unique(epoch: list) -> set:
 
 def _by_trying(dataset) -> list:
     """Indices from 0 to the first that does not exist, for a dataset that knows no length."""
+    until = time.perf_counter() + 1.0
     for n in range(10_000):
+        if time.perf_counter() > until:
+            return list(range(n))
         try:
             dataset[n]
         except (IndexError, KeyError, StopIteration):
@@ -220,6 +182,11 @@ def _scattered(keys: Sequence, begin: int) -> list:
     return [*keys[:begin], *(key for start in starts for key in keys[start : start + BLOCK])]
 
 
+def few_items(case: Case, seen: Read) -> int:
+    """How many samples can be read in a moment: 64, or fewer where they are slow."""
+    return max(1, min(64, seen.done, int(0.5 * case.partial_s * seen.done / seen.seconds)))
+
+
 def _spread(n: int, most: int) -> list[int]:
     return list(range(0, n, max(1, n // most)))[:most]
 
@@ -251,8 +218,7 @@ def joined(reads: list[Read]) -> Read:
 def _batch(case: Case, keys: list) -> dict:
     """One batch, collated here: its tensors, or why it fails."""
     loader = case.loader
-    automatic = loader.batch_size is not None or loader.batch_sampler is not None
-    size = (loader.batch_size or 8) if automatic else 1
+    size = (loader.batch_size or 8) if case.parts.batches else 1
     try:
         samples, until = [], time.perf_counter() + 0.3
         for key in keys[: min(size, 512)]:
@@ -261,7 +227,7 @@ def _batch(case: Case, keys: list) -> dict:
                 break
         if not samples:
             return {"batch_tensors": 0, "collate_error": ""}
-        batch = case.parts.batch(samples if automatic else samples[0])
+        batch = case.parts.batch(samples)
         return {"batch_tensors": sum(1 for _ in tensors(batch)), "collate_error": "", "devices_batch": devices(batch)}
     except Exception as fault:
         return {"batch_tensors": 0, "collate_error": told(fault)}
@@ -306,7 +272,7 @@ def _alone_stream(case: Case, say):
     samples = []
     try:
         samples = list(itertools.islice(case.parts.dataset, min(case.loader.batch_size or 1, 512)))
-        batch = case.parts.batch(samples if case.loader.batch_size else samples[0]) if samples else []
+        batch = case.parts.batch(samples) if samples else []
         say({"batch_tensors": sum(1 for _ in tensors(batch)), "collate_error": ""})
     except Exception as fault:
         say({"batch_tensors": 0, "collate_error": told(fault)})

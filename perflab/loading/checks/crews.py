@@ -16,7 +16,8 @@ import numpy as np
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from .alone import BLOCK, Alone, Case, joined, keys_of, set_epoch
+from .alone import BLOCK, few_items, joined, keys_of, set_epoch
+from .case import Alone, Case
 from .census import count_fds
 from .double import serve_forks, told
 from .fingerprint import SOURCES, tensors
@@ -110,7 +111,7 @@ def _first_epoch(case: Case, alone: Alone, crew: Crew):
     yield from [("census",)] * n
     yield from _reads(case, alone, crew, "read")
     yield from [("census",)] * n
-    few = good[:8]
+    few = good[: min(8, few_items(case, alone.seen))]
     times = max(1, min(8, round(0.06 / max(1e-6, alone.item_s) / max(1, len(few)))))
     for _ in range(2):
         yield from [("again", few, times)] * n
@@ -118,8 +119,10 @@ def _first_epoch(case: Case, alone: Alone, crew: Crew):
 
 
 def _draws(case: Case, alone: Alone):
-    good = [key for k, key in enumerate(alone.keys) if k not in alone.seen.errors][:2]
-    return [("draw", good, DRAWS, 0.12 * max(1.0, case.partial_s))] * case.workers
+    good = [key for k, key in enumerate(alone.keys) if k not in alone.seen.errors]
+    seconds = min(0.12 * max(1.0, case.partial_s), 0.1 * case.timeout_s)
+    most = max(4, min(DRAWS, int(2 * seconds / max(1e-6, alone.item_s))))
+    return [("draw", good[: 2 if alone.item_s < seconds else 1], most, seconds)] * case.workers
 
 
 def _reads(case: Case, alone: Alone, crew: Crew, command: str):
@@ -202,7 +205,7 @@ def _name(fd: int) -> str:
 
 def _epoch_workers(case: Case, alone: Alone) -> dict:
     """Do workers that persist see a set_epoch of the main process? By samples, and by its owners' attributes."""
-    keys = alone.keys[:64]
+    keys = alone.keys[: few_items(case, alone.seen)]
     script = [("read", 0, keys, SOURCES), ("epochs",)]
     with Crew(case, 1, persistent=True) as crew:
         before = dict(crew.go(script))

@@ -26,8 +26,9 @@ FORMS = 256  # samples whose form is kept besides their digest
 class Parts:
     """What the learner gave a loader: the dataset and the functions that workers call."""
 
-    def __init__(self, dataset, collate_fn=None, worker_init_fn=None):
+    def __init__(self, dataset, collate_fn=None, worker_init_fn=None, batches: bool = True):
         self.dataset, self.collate_fn, self.worker_init_fn = dataset, collate_fn, worker_init_fn
+        self.batches = batches  # or does the dataset make its own
 
     @property
     def roots(self) -> dict[str, object]:
@@ -45,7 +46,9 @@ class Parts:
         return self.dataset[key]
 
     def batch(self, samples: list):
-        return samples if self.collate_fn is None else self.collate_fn(samples)
+        """What the loader makes of samples; of the first alone where it makes no batches."""
+        whole = samples if self.batches else samples[0]
+        return whole if self.collate_fn is None else self.collate_fn(whole)
 
 
 class Read:
@@ -155,7 +158,7 @@ class Probe(Dataset):
 
     def read_yielding(self, first: int, keys: Sequence, sources) -> tuple[int, Read]:
         parts = self.parts
-        return first, read(Yielding(parts.dataset, parts.collate_fn), first, keys, sources)
+        return first, read(Yielding(parts.dataset), first, keys, sources)
 
     def draw(self, keys: Sequence, most: int, seconds: float) -> dict:
         return draw(self.parts, keys, most, seconds)

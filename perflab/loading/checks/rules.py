@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .alone import Alone, Case
+from .case import Alone, Case
 from .fingerprint import SOURCES
 
 FINE, ALARM, NOT_CHECKED = "fine", "ALARM", "not checked"
