@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import resource
+import signal
 import sqlite3
 import struct
 import subprocess
@@ -771,6 +772,11 @@ class FailsInWorkers(Plain):
         return i
 
 
+class Crashes(Plain):
+    def __getitem__(self, i):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
 class Exits(Plain):
     def __getitem__(self, i):
         sys.exit(3)
@@ -789,6 +795,7 @@ OTHERS = {
     "a cache of all": ("memory growth", lambda _: (HoardsAll(), {"batch_size": 100, "shuffle": True})),
     "threads that come and go": ("threads", lambda _: (Crowd(), {})),
     "fails in workers": ("same samples", lambda _: (FailsInWorkers(), {})),
+    "crashes": ("same samples", lambda _: (Crashes(), {})),
     "exits": ("same samples", lambda _: (Exits(), {})),
 }
 

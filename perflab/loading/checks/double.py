@@ -74,18 +74,17 @@ def double(act: Callable[[Callable], object], silence_s: float) -> Outcome:
 def _listen(here, child, silence_s: float) -> Outcome:
     said, last = [], time.monotonic()
     while True:
-        if here.poll(POLL_S):
-            try:
+        gone = child.exitcode is not None  # asked first: what it said before is still to be read
+        try:
+            while here.poll(0 if gone else POLL_S):
                 kind, what = here.recv()
-            except EOFError:
-                kind, what = "died", ""
-            if kind == "end":
-                return Outcome(said, what)
-            if kind == "said":
+                if kind == "end":
+                    return Outcome(said, what)
                 said.append(what)
                 last = time.monotonic()
-                continue
-        if child.exitcode is not None and not here.poll():
+        except EOFError:
+            child.join(POLL_S)
+        if gone:
             code = child.exitcode
             return Outcome(said, f"killed by signal {-code}" if code < 0 else f"ended with status {code}")
         if time.monotonic() - last > silence_s:
