@@ -1,6 +1,5 @@
 """What was measured: raw samples with their provenance. Every derived figure is computed, never stored."""
 
-import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,7 +9,7 @@ import numpy as np
 
 from . import machine
 from .conditions import CROWDED
-from .estimate import CANNOT, HOLDS, NOT, Estimate, Finding
+from .estimate import HOLDS, NOT, Estimate, Knee
 from .units import quantity, unit_of
 
 SCHEMA = 1
@@ -89,35 +88,6 @@ def _is_number(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-@dataclass(frozen=True)
-class Knee:
-    """The smallest values that may suffice. One value: found. Several: the rounds do not tell them apart."""
-
-    values: tuple[str, ...]
-    why: str = ""
-    source: str = "here"
-    study: str = ""
-
-    def within(self, low: float, high: float) -> Finding:
-        """Does the knee lie between `low` and `high`? Only when every candidate says the same."""
-        inside = {low <= float(v) <= high for v in self.values}
-        state = CANNOT if len(inside) != 1 else HOLDS if inside.pop() else NOT
-        return Finding(state, f"{self._name} within {low:g} and {high:g}", str(self), source=self.source)
-
-    @property
-    def _name(self) -> str:
-        return f"knee of {self.study}" if self.study else "knee"
-
-    def __repr__(self):
-        return f"{self._name} (timed)"
-
-    def __str__(self):
-        return f"{self._name} at {' or '.join(self.values) or 'unknown'}{f' ({self.why})' if self.why else ''}"
-
-    def _repr_html_(self):
-        return f"<p>{html.escape(str(self))}</p>"
 
 
 @dataclass

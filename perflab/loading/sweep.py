@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from torch.utils.data import DataLoader
 
 from perflab.bench import machine
-from perflab.bench.result import Knee, Result
+from perflab.bench.estimate import Knee
+from perflab.bench.result import Result
 from perflab.bench.study import observe, vary
 from perflab.errors import PerflabError
 

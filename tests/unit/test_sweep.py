@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from perflab import PerflabError, advise, question, vary
 from perflab.bench import machine
-from perflab.bench.result import Knee
+from perflab.bench.estimate import Knee
 from perflab.loading.decode import DraftPhotos
 from perflab.loading.images import Photos
 
@@ -128,6 +128,7 @@ def test_nothing_is_measured_behind_an_alarm():
     assert str(advice).startswith("No number of workers is recommended.")
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_what_does_not_fit_is_a_row_and_the_sweep_goes_on(monkeypatch):
     large = TensorDataset(torch.zeros(32, 2**18))  # a batch of 4 holds 4 MiB
     monkeypatch.setattr(machine, "shm_bytes", lambda: 12 * 2**20)
