@@ -19,7 +19,7 @@ from .job import Job, budget, plain
 from .progress import bar
 from .result import TWIN, Result
 
-WARM_S = 0.1  # shorter calls are made once before they are timed
+WARM_S = 0.05  # shorter calls are made once before they are timed
 
 
 class Schedule:
@@ -185,10 +185,9 @@ class Schedule:
     def _size(self, name: str, call):
         """The first visit: how many calls make a sample. The very first call may hold one-time costs."""
         seconds, returned = timing.wall(call)
-        once = seconds[0]
-        if once < 0.2:
+        once, p = seconds[0], self.job.plan
+        if once < 10 * p.sample_s:  # so short a call may have to be repeated in a sample
             once = min(timing.wall(call, blocks=3)[0])
-        p = self.job.plan
         short = once < p.sample_s / 2
         self.calls[name] = max(1, round(p.sample_s / max(once, 1e-9) / p.blocks)) if short else 0
         self.first_s[name] = once

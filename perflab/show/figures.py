@@ -162,7 +162,7 @@ def _by_label(result: Result, metrics: Sequence[str], series: list[Series], boun
     factor, unit = _scale(series, bound, unit_of(metrics[0]))
     for k, s in enumerate(series):
         shift = (k - (len(series) - 1) / 2) * 0.8 / len(series)
-        for v, e in s.points.items():
+        for v, e in ((v, e) for v, e in s.points.items() if v in names):  # a recorded machine may know others
             x, y = e.mid / factor, names.index(v) + shift
             ax.errorbar([x], [y], xerr=_whisker(e, factor), fmt="o", color=s.colour, capsize=3, markersize=6)
             said = f"{digits(x)} {unit}" + (f" ({s.name})" if y < 0.5 and len(series) > 1 else "")
