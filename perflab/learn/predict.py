@@ -95,6 +95,7 @@ class Prediction:
             ax.annotate(f" bound {digits(bound)}", (bound, len(rows) - 0.35), color=style.BOUND, fontsize=9, va="top")
         if self.log:
             ax.set_xscale("log")
+            ax.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
         marks = [e.mid for e, _, _ in rows if e.why == ""] + [b for b in (bound, self.guess) if b is not None]
         low, high = min([self.low, *marks]), max([self.high, *marks])
         ax.set_xlim(low / 1.3 if self.log else low, high * 1.3 if self.log else high + 0.05 * (high - low))

@@ -55,11 +55,12 @@ class Advice:
         if self.result is None:
             wrong = " ".join(f"{guard}: {alarm}" for guard, alarm in self.alarms.items())
             return f"No number of workers is recommended. {wrong}"
-        few = self.knee.values
+        few, most = self.knee.values, self.result.measured[-1] if self.result.measured else ""
         if not few:
             return f"No number of workers is recommended: {self.knee.why}."
         if len(few) == 1:
-            return f"Take num_workers={few[0]}: the fewest that reach 90 % of the best rate measured."
+            more = " It is also the most that was tried: try more." if few[0] == most else ""
+            return f"Take num_workers={few[0]}: the fewest that reach 90 % of the best rate measured.{more}"
         rest = f"{' or '.join(few)} reach 90 % of the best rate, and the rounds do not say which."
         return f"Take num_workers={few[-1]}: {rest}"
 

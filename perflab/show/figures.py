@@ -174,6 +174,7 @@ def _by_label(result: Result, metrics: Sequence[str], series: list[Series], boun
         ax.set_xlim(0, 118)
     elif _wide(series):
         ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
         ax.xaxis.set_minor_formatter(lambda x, _: "")  # its labels would overlap
         ax.margins(x=0.15)
     else:

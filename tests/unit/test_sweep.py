@@ -107,14 +107,25 @@ def test_advice_is_the_fewest_that_suffice():
     assert str(advice).startswith(("Take num_workers=", "No number of workers is recommended: other processes"))
 
 
-def test_a_knee_that_the_rounds_leave_open_is_said():
+@pytest.mark.parametrize(
+    ("knee", "said"),
+    [
+        (Knee(("2", "4")), "Take num_workers=4: 2 or 4 reach 90 %"),
+        (Knee(("2",)), "the fewest that reach 90 % of the best rate measured."),
+        (Knee(("8",)), "It is also the most that was tried: try more."),
+        (Knee((), "other processes took 1.0 of 2 cores"), "No number of workers is recommended: other processes"),
+    ],
+)
+def test_advice_says_what_the_rounds_can_tell(knee, said):
     from perflab.loading.sweep import Advice
 
-    class Open:
-        def knee(self):
-            return Knee(("2", "4"))
+    class Measured:
+        measured = ("0", "2", "4", "8")
 
-    assert "2 or 4 reach 90 %" in str(Advice(None, Open()))
+        def knee(self):
+            return knee
+
+    assert said in str(Advice(None, Measured()))
 
 
 class Doubled(IterableDataset):

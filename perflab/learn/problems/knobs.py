@@ -216,10 +216,13 @@ def _in_flight(answer) -> Outcome:
         exact / IMAGES: "that is one image for each batch; there are 64.",
         exact / IMAGE[0]: "an image has three channels.",
         exact / WORKERS / AHEAD: "that is one batch.",
+        exact / WORKERS / AHEAD * 2**10: "that is one batch, and in MiB.",
     }
     for wrong, words in slips.items():
         if math.isclose(answer, wrong, rel_tol=0.01):
             return Outcome(INCORRECT, words)
+    if math.isclose(answer, exact, rel_tol=0.05):
+        return Outcome(INCORRECT, "that is close: give it to three digits.")
     return Outcome(INCORRECT, "multiply workers, batches ahead, images, channels, height, width and bytes.")
 
 

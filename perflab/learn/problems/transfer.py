@@ -144,6 +144,8 @@ def _most(answer) -> Outcome:
 
     if near(GAIN):
         return Outcome(CORRECT, "the copy disappears behind the computation, which stays: 9.93 ms become 8.")
+    if near(GAIN, 0.05):
+        return Outcome(INCORRECT, "that is close: give it to three digits.")
     if near(1 / GAIN) or near(100 / GAIN):
         return Outcome(INCORRECT, "that is the new step as a part of the old; the question is how many times faster.")
     if near((COMPUTE_MS + COPY_MS / 4) / COMPUTE_MS):
