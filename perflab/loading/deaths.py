@@ -8,6 +8,11 @@ from perflab.errors import PerflabError
 _LESS = "keep less in flight (fewer workers, a lower prefetch_factor, smaller batches, uint8 instead of float32)"
 
 # The words of the message, all of which must occur (lower case), and the sentence. The first match is given.
+_UNPICKLABLE = (
+    "The dataset cannot be sent to a worker that is started by spawn or forkserver: replace the lambda, the "
+    "local class or the open handle that the message names, or start the workers by "
+    'multiprocessing_context="fork".'
+)
 _CAUSES: list[tuple[tuple[str, ...], str]] = [
     (
         ("re-initialize cuda in forked",),
@@ -63,12 +68,9 @@ _CAUSES: list[tuple[tuple[str, ...], str]] = [
         "The worker cannot import what a notebook cell defined: move the class or function into a .py file, or "
         'start the workers by multiprocessing_context="fork".',
     ),
-    (
-        ("pickle",),
-        "The dataset cannot be sent to a worker that is started by spawn or forkserver: replace the lambda, the "
-        "local class or the open handle that the message names, or start the workers by "
-        'multiprocessing_context="fork".',
-    ),
+    (("can't pickle",), _UNPICKLABLE),
+    (("cannot pickle",), _UNPICKLABLE),
+    (("can't get local object",), _UNPICKLABLE),
     (
         ("exited unexpectedly",),
         "A worker ended without an error of its own reaching the loop: look for its message on stderr (a bus "
@@ -77,7 +79,7 @@ _CAUSES: list[tuple[tuple[str, ...], str]] = [
         "forkserver import it.",
     ),
     (
-        ("timed out",),
+        ("dataloader timed out",),
         "No batch came within the loader's timeout: an item is slower than that, or a worker hangs, often on a "
         'lock that a thread held during the fork; try num_workers=0, then multiprocessing_context="forkserver".',
     ),
@@ -101,7 +103,9 @@ def explain_worker_death(what: str | BaseException) -> str:
 
 def _chain(error: BaseException | None) -> Iterator[str]:
     """An error and those that it was raised from: torch says "exited unexpectedly" and keeps the cause there."""
-    while error is not None:
+    seen = set()
+    while error is not None and id(error) not in seen:  # a chain may close on itself
+        seen.add(id(error))
         yield f"{type(error).__name__}: {error}"
         error = error.__cause__ or error.__context__
 

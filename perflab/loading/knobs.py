@@ -60,7 +60,7 @@ class _Flight:
 
     def __init__(self, loader: DataLoader, tally: Path, patience_s: float):
         self._tally, self._patience_s = tally, patience_s
-        self._sampler = _Asked(loader.batch_sampler or loader.sampler)
+        self._sampler = _Asked(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
         whole = {"batch_sampler": self._sampler, "batch_size": 1, "sampler": None, "drop_last": False}
         how = whole if loader.batch_sampler is not None else {"sampler": self._sampler}
         self._loader = rebuilt(loader, collate_fn=_Tallied(loader.collate_fn, str(tally)), **how)
@@ -110,7 +110,19 @@ def in_flight(loader: DataLoader, patience_s: float = 10.0) -> dict[str, int]:
             f"{_named(loader)} has none: count its samples instead."
         )
     with closing.Door() as door:
-        return door.call(_counted, loader, patience_s)
+        return door.call(_or_a_sentence, lambda: _counted(loader, patience_s))
+
+
+def _or_a_sentence(work: Callable[[], int]):
+    """What the work gives; PerflabError in place of an error of the dataset or its workers."""
+    try:
+        return work()
+    except PerflabError:
+        raise
+    except Exception as e:
+        lines = str(e).strip().splitlines() or [type(e).__name__]
+        why = lines[-1] if lines[0].startswith("Caught ") else lines[0]
+        raise PerflabError(f"This loader cannot make its batches ({why[:200]}): mend the dataset first.") from None
 
 
 def _counted(loader: DataLoader, patience_s: float) -> dict[str, int]:
@@ -217,6 +229,13 @@ def seen_bytes(loader: DataLoader, patience_s: float = 10.0) -> int:
     where there is no /dev/shm. Other users of /dev/shm disturb it."""
     if not Path("/dev/shm").is_dir():
         raise PerflabError("There is no /dev/shm here: shared memory can be watched on Linux only.")
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        raise PerflabError(f"seen_bytes takes a DataLoader over a map-style dataset, not {_named(loader)}.")
+    with closing.Door() as door:
+        return door.call(_or_a_sentence, lambda: _taken(loader, patience_s))
+
+
+def _taken(loader: DataLoader, patience_s: float) -> int:
     before = machine.shm_bytes()
     with _opened(loader, patience_s):
         taken = 0

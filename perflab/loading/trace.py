@@ -177,7 +177,15 @@ def trace(loader: DataLoader, stages: Sequence[str] = (), to: Callable | None = 
 
     stages: see `stage_times`. `to(batch)`, where given, is noted as "copy" and is waited for. "queue" lasts
     from the end of collate in a worker until the loop has the batch. Nothing is asked of the loader itself.
+    Raises PerflabError for what is no DataLoader.
     """
+    if not isinstance(loader, DataLoader):
+        raise PerflabError(f"trace takes a DataLoader, not {type(loader).__name__}: DataLoader(dataset, batch_size=8).")
+    with closing.Door() as door:
+        return door.call(_traced, loader, stages, to)
+
+
+def _traced(loader: DataLoader, stages: Sequence[str], to: Callable | None) -> list[Event]:
     stages = [stages] if isinstance(stages, str) else stages
     there, here = _Notes(), _Notes()
     changes = {

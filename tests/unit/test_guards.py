@@ -1,5 +1,6 @@
 """The guards on wrong loaders: each fault is planted, and must be named by its guard."""
 
+import faulthandler
 import functools
 import io
 import multiprocessing
@@ -808,3 +809,36 @@ def test_the_same_fault_in_other_clothes_is_named(kind, tmp_path, monkeypatch):
     dataset, more = made(tmp_path)
     found = guards(loader(dataset, **more))
     assert guard in alarms(found) and alarms(found) <= {guard, *({"same samples"} if guard == "file handles" else ())}
+
+
+class WithHistory(Plain):
+    def __getitem__(self, i):
+        return torch.ones(3, requires_grad=True) * i
+
+
+class Lazily(Plain):
+    def __getitem__(self, i):
+        return (x for x in [i])
+
+
+@pytest.mark.parametrize("kind", [WithHistory, Lazily])
+def test_a_batch_that_no_worker_can_send_is_named_and_not_waited_for(kind):
+    found = guards(loader(kind(), collate_fn=list))
+    assert "pickling" in alarms(found) and "cannot send a batch" in found["pickling"].what
+
+
+def test_a_watchdog_of_the_learner_is_no_alarm():
+    faulthandler.dump_traceback_later(600)
+    try:
+        assert guards(loader(Plain()), timeout_s=5).clear
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class Nothing(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+def test_a_stream_without_a_sample_is_named():
+    assert "last batch" in alarms(guards(loader(Nothing())))

@@ -1,8 +1,11 @@
 """How many workers: planted knees, checks before advice, what does not fit."""
 
+import itertools
 import multiprocessing
 import os
+import random
 import time
+import zipfile
 
 import psutil
 import pytest
@@ -160,6 +163,84 @@ def test_a_loader_without_a_batch_is_one_sentence():
 def test_an_epoch_without_a_batch_is_an_alarm():
     advice = advise(DataLoader(TensorDataset(torch.zeros(2)), 4, drop_last=True), [0])
     assert list(advice.alarms) == ["last batch"]
+
+
+class LazyZip(Dataset):
+    """Opens its archive when it is first read, once in each process: right, unless somebody reads before the fork."""
+
+    def __init__(self, path):
+        self.path, self.archive, self.noise = path, None, torch.zeros(1)
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, i):
+        if self.archive is None:
+            self.archive = zipfile.ZipFile(self.path)
+        return torch.tensor(list(self.archive.read(f"{i}.bin")))
+
+
+class Counting(torch.utils.data.Sampler):
+    """A sampler that counts its epochs."""
+
+    def __init__(self, n):
+        self.n, self.epoch = n, 0
+
+    def __len__(self):
+        return self.n
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(torch.randperm(self.n).tolist())
+
+
+def test_what_is_opened_lazily_and_what_is_drawn_stay_as_they_were(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for i in range(32):
+            archive.writestr(f"{i}.bin", bytes([i]) * 64)
+    sampler = Counting(32)
+    loader = DataLoader(LazyZip(tmp_path / "x.zip"), 4, sampler=sampler)
+    streams = torch.get_rng_state(), random.getstate()
+    advice = advise(loader, [0, 2], study="t.own")
+    assert not advice.alarms and advice.result.measured == ["0", "2"]
+    assert loader.dataset.archive is None and sampler.epoch == 0
+    assert torch.equal(torch.get_rng_state(), streams[0]) and random.getstate() == streams[1]
+
+
+@pytest.mark.parametrize("workers", [[], 2, ["a"], [None, 0], [-1], [1.5], "12", [True]])
+def test_numbers_of_workers_that_are_none_are_one_sentence(workers):
+    with pytest.raises(PerflabError, match=r"no list of whole numbers of 0 or more: write \[0, 1, 2, 4\]"):
+        advise(DataLoader(TensorDataset(torch.arange(8)), 4), workers)
+
+
+@pytest.mark.parametrize("thing", [3, TensorDataset(torch.arange(8)), None])
+def test_what_is_no_loader_is_one_sentence(thing):
+    with pytest.raises(PerflabError, match="advise takes a DataLoader, not"):
+        advise(thing)
+
+
+def test_a_batch_sampler_without_a_length_is_fine():
+    def lists():
+        yield from ([k, k + 1] for k in range(0, 16, 2))
+
+    class NoLength:
+        def __iter__(self):
+            return lists()
+
+    loader = DataLoader(TensorDataset(torch.arange(16)), batch_sampler=NoLength())
+    assert advise(loader, [0, 1], study="t.own").result.work["0"] == 8
+
+
+def test_an_endless_stream_is_one_sentence(monkeypatch):
+    class Endless(IterableDataset):
+        def __iter__(self):
+            info = torch.utils.data.get_worker_info()
+            first, step = (info.id, info.num_workers) if info else (0, 1)
+            return (torch.tensor(k) for k in itertools.count(first, step))
+
+    monkeypatch.setattr("perflab.loading.sweep.ENDLESS_S", 0.2)
+    with pytest.raises(PerflabError, match=r"did not end within 0\.2 s"):
+        advise(DataLoader(Endless(), 4, num_workers=2, multiprocessing_context="fork"), [0, 2])
 
 
 def test_no_worker_is_left_and_the_loader_stays_as_it_was():

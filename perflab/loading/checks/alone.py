@@ -7,6 +7,8 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
 
 import numpy as np
 import torch
@@ -215,6 +217,17 @@ def joined(reads: list[Read]) -> Read:
     return whole
 
 
+def _unsendable(batch) -> str:
+    """Why a worker could not send this batch to the main process; then it drops it, and the loop waits for ever."""
+    try:
+        ForkingPickler.dumps(batch)
+    except (TypeError, AttributeError, PicklingError) as fault:
+        return told(fault)
+    except Exception as fault:  # too many descriptors, say: another guard's
+        return told(fault) if "requires_grad" in str(fault) else ""
+    return ""
+
+
 def _batch(case: Case, keys: list) -> dict:
     """One batch, collated here: its tensors, or why it fails."""
     loader = case.loader
@@ -228,7 +241,8 @@ def _batch(case: Case, keys: list) -> dict:
         if not samples:
             return {"batch_tensors": 0, "collate_error": ""}
         batch = case.parts.batch(samples)
-        return {"batch_tensors": sum(1 for _ in tensors(batch)), "collate_error": "", "devices_batch": devices(batch)}
+        found = {"batch_tensors": sum(1 for _ in tensors(batch)), "collate_error": "", "devices_batch": devices(batch)}
+        return found if found["devices_batch"] else found | {"unsendable": _unsendable(batch)}
     except Exception as fault:
         return {"batch_tensors": 0, "collate_error": told(fault)}
 

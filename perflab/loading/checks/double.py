@@ -107,17 +107,27 @@ def _live(act, here, there, lifeline, held, trace, silence_s, folder):
     pin_threads()
     threading.Thread(target=_follow, args=(lifeline,), daemon=True).start()
 
+    heard = [time.monotonic()]
+    threading.Thread(target=_watch, args=(heard, 0.8 * silence_s, trace), daemon=True).start()
+
     def say(what):
-        faulthandler.dump_traceback_later(0.8 * silence_s, file=trace)
+        heard[0] = time.monotonic()
         there.send(("said", what))
 
-    faulthandler.dump_traceback_later(0.8 * silence_s, file=trace)
     try:
         act(say)
         there.send(("end", ""))
     except BaseException as fault:
         there.send(("end", told(fault)))
     signal.pause()  # ended from outside, so that nothing is torn down here
+
+
+def _watch(heard: list[float], silence_s: float, trace):
+    """Where every thread stands, once nothing was said for so long. faulthandler's own timer does not serve: in a
+    fork of a process that had set it, it waits for a thread that is not there."""
+    while (left := heard[0] + silence_s - time.monotonic()) > 0:
+        time.sleep(left)
+    faulthandler.dump_traceback(file=trace)
 
 
 def _follow(lifeline: int):

@@ -65,6 +65,14 @@ def hindered(seen: Seen) -> tuple[str, str] | None:
 
 
 def pickling(seen: Seen):
+    if why := seen.facts.get("unsendable"):
+        what = f"A worker cannot send a batch to the main process ({why}), and the loop would wait for it for ever."
+        return (
+            ALARM,
+            what,
+            "",
+            "Return plain data from the worker: detach() a tensor that has a history, make lists of generators.",
+        )
     found, method = seen.facts.get("pickling"), seen.case.method
     if found is None:
         return NOT_CHECKED, f"Reading ended: {seen.ended}."

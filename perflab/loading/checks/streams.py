@@ -127,6 +127,8 @@ def _last_of_streams(seen: Seen, size: int):
         counts = [len(r["digests"]) for r in crews[0]["streams"].values()]
     else:
         counts = [len(seen.alone.stream["digests"])]
+    if not sum(counts):
+        return ALARM, "The loader gives no batch at all: the stream is empty.", "0 samples", "Look at what it reads."
     partial = [n % size for n in counts if n % size]
     figures = f"samples left over, by worker: {', '.join(map(str, partial)) or 'none'}"
     if loader.drop_last:
