@@ -22,13 +22,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def own_place(tmp_path, monkeypatch):
-    monkeypatch.setenv("PERFLAB_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PERFLAB_SEATS", str(tmp_path / "seats"))
-    monkeypatch.setenv("PERFLAB_PROGRESS", "off")
-
-
 def kernel_of(target_s: float):
     """An elementwise kernel of about this many seconds."""
     a = timing.random_input(2**26, device="cuda")

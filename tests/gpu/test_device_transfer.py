@@ -16,13 +16,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def own_place(tmp_path, monkeypatch):
-    monkeypatch.setenv("PERFLAB_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PERFLAB_SEATS", str(tmp_path / "seats"))
-    monkeypatch.setenv("PERFLAB_PROGRESS", "off")
-
-
 def taught(*names: str) -> dict:
     """What the notebook's cells that define these functions define."""
     nb = nbformat.read(places.NOTEBOOKS / "03_host_to_device.ipynb", 4)
