@@ -83,8 +83,7 @@ def explore_flight() -> Explorer:
         ax.set_xlim(0, 1e3 * shown_s)
         ax.set_xlabel("time (ms), modelled", loc="left")
         ax.grid(axis="y", visible=False)
-        swatches = [ax.barh(0, 0, color=c) for c in colours.values()]
-        ax.legend(swatches, colours, ncols=3, loc="upper right", bbox_to_anchor=(1, -0.08))
+        style.key(ax, colours)
         ax.set_title(f"The loop waits {waiting(spans):.0%} of its time, over 400 batches")
         ahead = workers * prefetch
         supply = "" if batch_ms <= workers * step_ms else " The workers are too slow in the mean: nothing ahead helps."

@@ -78,8 +78,7 @@ def explore_supply() -> Explorer:
         stall = 1 - step_ms / 1e3 / step
         how = "loading and stepping overlap" if workers else "loading and stepping take turns"
         ax.set_title(f"A step every {1e3 * step:.0f} ms, waiting {stall:.0%} of it: {how}")
-        swatches = [ax.barh(0, 0, color=c) for c in colours.values()]
-        ax.legend(swatches, colours, ncols=3, loc="upper right", bbox_to_anchor=(1, -0.08))
+        style.key(ax, colours)
         hidden = f" {workers - 8} more workers are not drawn." if workers > 8 else ""
         needed = sample_ms * batch / step_ms
         return f"This step needs {needed:.2g} cores that only load; you have {cores}.{hidden}"

@@ -40,6 +40,12 @@ def figure(width: float = 8.0, height: float = 3.4, layout: str | None = "constr
     return fig, fig.add_subplot()
 
 
+def key(ax, colours: dict[str, str]):
+    """What each colour means, below the axes at the right."""
+    swatches = [ax.barh(0, 0, color=colour) for colour in colours.values()]
+    ax.legend(swatches, colours, ncols=len(colours), loc="upper right", bbox_to_anchor=(1, -0.08))
+
+
 def png(fig: Figure) -> bytes:
     """The figure as PNG, the same bytes for the same content."""
     file = io.BytesIO()
