@@ -1,0 +1,3 @@
+"""The exercises of notebook 04_kernel_launch."""
+
+PROBLEMS: dict = {}

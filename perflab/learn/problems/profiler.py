@@ -1,0 +1,3 @@
+"""The exercises of notebook 06_profiler."""
+
+PROBLEMS: dict = {}

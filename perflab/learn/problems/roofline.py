@@ -1,0 +1,3 @@
+"""The exercises of notebook 05_roofline."""
+
+PROBLEMS: dict = {}
