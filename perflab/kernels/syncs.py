@@ -1,0 +1,290 @@
+"""Operators that make the host wait for the device, each with the line of the learner's own code.
+
+A dispatch mode sees every operator before it runs, so that the same lines are found without a device: there
+they are the ones that would wait. Timing has no place here, since a mode slows each operator many times.
+"""
+
+import contextlib
+import linecache
+import sys
+import sysconfig
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perflab.errors import PerflabError
+
+_TORCH = str(Path(torch.__file__).parent)
+_OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
+_PERFLAB = str(Path(__file__).resolve().parent.parent)
+_STDLIB = sysconfig.get_paths()["stdlib"]
+HOST = ("cpu", "meta")
+_WARNS = "synchronizing CUDA operation"  # of torch.cuda.set_sync_debug_mode
+
+# The size of what they return, or a Python number, depends on values that are on the device.
+VALUES = frozenset(
+    ["_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"]
+    + ["unique_dim_consecutive", "equal", "bincount", "_linalg_check_errors", "repeat_interleave"]
+)
+MASKS = frozenset(["index", "index_put", "index_put_", "_index_put_impl_"])  # by a boolean mask: nonzero inside
+COPIES = frozenset(["_to_copy", "copy_", "_copy_from", "_copy_from_and_resize"])
+CALLS = frozenset(["cpu", "tolist", "__repr__"])  # of a CPU tensor no operator tells of them
+STAGED_BYTES = 64 * 2**10  # a pageable copy beyond it waits for its stream (CUDA runtime, API synchronization behavior)
+
+
+@dataclass(frozen=True)
+class Sync:
+    """One line at which the host waits: the operator it stands for first, how often, and all their names.
+
+    `file` is "cell" for a notebook's cell, else the path; `code` is the line itself where it can be read.
+    """
+
+    operator: str
+    file: str
+    line: int
+    count: int
+    names: tuple[str, ...] = ()
+    code: str = ""
+
+    @property
+    def place(self) -> str:
+        return place(self.file, self.line)
+
+    def __str__(self):
+        times = f", {self.count} times" if self.count > 1 else ""
+        return f"{self.place}: {self.code or '(source not at hand)'}  [{self.operator}{times}]"
+
+    __repr__ = __str__
+
+
+def place(file: str, line: int) -> str:
+    """A place in words that are the same on every machine: "cell, line 5" or "train.py, line 27"."""
+    return f"{Path(file).name}, line {line}" if line else "a place that no Python frame tells"
+
+
+def where(thread: int | None = None) -> tuple[str, int]:
+    """File and line of the innermost frame of the learner's own code: not torch, not perflab, no library.
+
+    A notebook's cell is the file "cell". `thread` is the one to look at when this one has no such frame: a
+    backward pass runs on threads of its own, while the thread that asked for it stands still. Without any,
+    the innermost frame outside torch and perflab; ("", 0) where there is none either.
+    """
+    file, line, _ = _found(thread)
+    return file, line
+
+
+def waits(operator, args: tuple, kwargs: dict) -> bool:
+    """Does this operator, with these arguments, make the host wait for the device (or would it, on one)?"""
+    name = operator.overloadpacket.__name__
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
+    if name in VALUES:
+        return True
+    if name in MASKS:
+        return _masks(name, args, kwargs)
+    return name in COPIES and _copies(name, args, kwargs)
+
+
+def host_syncs(step: Callable[[], object]) -> list[Sync]:
+    """Where `step()` makes the host wait for the device, in the order in which it happens first.
+
+    `step` runs twice: once unobserved, so that what happens only the first time is left out. On tensors of
+    a CUDA device, torch's own set_sync_debug_mode is a second witness, for what no operator tells. Where
+    all tensors are on the CPU, nothing waits: the lines are those that would on a device.
+    Raises PerflabError when `step` cannot be called without arguments.
+    """
+    if not callable(step):
+        raise PerflabError(f"host_syncs takes a function without arguments, not {step!r}: write lambda: step(batch).")
+    step()
+    seen = _Seen()
+    with _second_witness(seen), _Operators(seen), _Calls(seen), _explicit(seen):
+        step()
+    return seen.lines()
+
+
+class _Seen:
+    """What was seen, by place, for real devices and for the CPU apart."""
+
+    def __init__(self):
+        self.owner = threading.get_ident()
+        self.on_device = False
+        self.found: dict[tuple[bool, str, int], list] = {}
+
+    def add(self, name: str, real: bool):
+        file, line, code = _found(self.owner)
+        self.found.setdefault((real, file, line), [code]).append(name)
+
+    def witnessed(self):
+        """A wait that torch tells of: new only where no operator told of it at that place."""
+        file, line, code = _found(self.owner)
+        if (True, file, line) not in self.found:
+            self.found[True, file, line] = [code, "a synchronising CUDA call"]
+
+    def lines(self) -> list[Sync]:
+        return [
+            Sync(names[0], file, line, len(names), tuple(dict.fromkeys(names)), code)
+            for (real, file, line), (code, *names) in self.found.items()
+            if real or not self.on_device
+        ]
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, seen: _Seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        real = any(t.device.type not in HOST for t in _tensors(args)) or _target(kwargs) not in (None, *HOST)
+        self.seen.on_device |= real
+        if waits(func, args, kwargs) and (real or not _own_counter()):
+            self.seen.add(f"aten.{func.overloadpacket.__name__}", real)
+        return func(*args, **kwargs)
+
+
+class _Calls(TorchFunctionMode):
+    """`.cpu()`, `.tolist()` and print of a CPU tensor: no operator tells of them, on a device each would wait."""
+
+    def __init__(self, seen: _Seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in CALLS and args and isinstance(args[0], torch.Tensor):
+            real = args[0].device.type not in HOST
+            if not real or name == "__repr__":  # torch hides what it runs for a repr from every mode
+                self.seen.add(f"Tensor.{name}", real)
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _explicit(seen: _Seen):
+    """torch.cuda.synchronize() is no operator: it is watched while `step` runs."""
+    plain = torch.cuda.synchronize
+
+    def watched(*args, **kwargs):
+        seen.add("torch.cuda.synchronize", real=True)
+        return plain(*args, **kwargs)
+
+    torch.cuda.synchronize = watched
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize = plain
+
+
+@contextlib.contextmanager
+def _second_witness(seen: _Seen):
+    """torch's own warnings of synchronising calls, where a device is in use; other warnings go on their way."""
+    if not torch.cuda.is_initialized():
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message, *args, **kwargs):
+            if _WARNS in str(message):
+                seen.witnessed()
+            else:
+                shown(message, *args, **kwargs)
+
+        warnings.filterwarnings("always", message=f".*{_WARNS}")
+        warnings.showwarning = show
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+# -- operators
+
+
+def _masks(name: str, args: tuple, kwargs: dict) -> bool:
+    """Indexing by a boolean mask; the assignment of one number to a mask is a masked_fill, and waits for nothing."""
+    indices = args[1] if len(args) > 1 else kwargs.get("indices", ())
+    if not any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return False
+    value = args[2] if len(args) > 2 else kwargs.get("values")
+    return name == "index" or value is None or value.numel() != 1
+
+
+def _copies(name: str, args: tuple, kwargs: dict) -> bool:
+    """A copy between host and device that is not asked to be asynchronous, or cannot be: pageable memory."""
+    target, source = (args[0], args[1]) if name.startswith(("copy_", "_copy_from")) else (None, args[0])
+    goes_to = target.device.type if target is not None else _target(kwargs) or source.device.type
+    if (source.device.type == "cpu") == (goes_to == "cpu"):
+        return False
+    if source.device.type == "cpu" and source.nbytes > STAGED_BYTES and not source.is_pinned():
+        return True
+    return not kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
+
+
+def _target(kwargs: dict) -> str | None:
+    device = kwargs.get("device")
+    return None if device is None else torch.device(device).type
+
+
+def _tensors(args):
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from _tensors(x)
+
+
+# -- frames
+
+
+def _frames(frame):
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_cell(file: str) -> bool:
+    return file.startswith("<ipython-input-") or "/ipykernel_" in file or "/ipython-input-" in file
+
+
+def _is_instrument(file: str) -> bool:
+    planted = file.endswith("planted.py")  # its loops are the code that is looked into
+    return file.startswith((_TORCH, _PERFLAB)) and not planted
+
+
+def _is_own(file: str) -> bool:
+    """The learner's own code: a cell or a file outside libraries."""
+    if _is_cell(file):
+        return True
+    library = file.startswith(("<", _STDLIB)) or "site-packages" in file or "dist-packages" in file
+    return not (library or _is_instrument(file))
+
+
+def _found(thread: int | None) -> tuple[str, int, str]:
+    stacks = [sys._getframe()]
+    if thread is not None and thread != threading.get_ident():
+        stacks.append(sys._current_frames().get(thread))
+    for right in (_is_own, lambda file: not _is_instrument(file)):
+        for frame in (f for start in stacks for f in _frames(start)):
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            if right(file):
+                return "cell" if _is_cell(file) else file, line, linecache.getline(file, line).strip()
+    return "", 0, ""
+
+
+def _own_counter() -> bool:
+    """Is it an optimizer that reads its step counter? On a device that counter stays on the CPU."""
+    for frame in _frames(sys._getframe()):
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _PERFLAB)):
+            return False
+        if file.startswith(_OPTIMIZERS) and frame.f_code.co_name == "_get_value":
+            return True
+    return False
