@@ -29,9 +29,16 @@ _WARNS = "synchronizing CUDA operation"  # of torch.cuda.set_sync_debug_mode
 
 # The size of what they return, or a Python number, depends on values that are on the device.
 VALUES = frozenset(
-    ["_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"]
-    + ["unique_dim_consecutive", "equal", "bincount", "_linalg_check_errors", "repeat_interleave"]
-)
+    [
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "equal",
+        "bincount",
+        "repeat_interleave",
+        "_linalg_check_errors",
+    ]
+) | {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
 MASKS = frozenset(["index", "index_put", "index_put_", "_index_put_impl_"])  # by a boolean mask: nonzero inside
 COPIES = frozenset(["_to_copy", "copy_", "_copy_from", "_copy_from_and_resize"])
 CALLS = frozenset(["cpu", "tolist", "__repr__"])  # of a CPU tensor no operator tells of them
