@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import psutil
@@ -133,7 +134,7 @@ def device() -> str:
 def missing(need: str) -> str | None:
     """Why `need` is not met here, or None if it is.
 
-    Needs: "cuda", "2 cuda" (that many devices), "compiler" (C++, for torch.compile on CPU), "full budget"
+    Needs: "cuda", "2 cuda" (that many devices), "compiler" (C++ and Python.h, for torch.compile), "full budget"
     (what takes too long for the quick one), or the name of a package that can be imported ("torchvision").
     """
     if need == "full budget":
@@ -147,7 +148,10 @@ def missing(need: str) -> str | None:
         return f"{wanted} CUDA devices are needed and {have} is here" if wanted > 1 else "no CUDA device here"
     if need == "compiler":
         found = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-        return None if found else "no C++ compiler here (Debian: apt-get install g++)"
+        if not found:
+            return "no C++ compiler here (Debian: apt-get install g++)"
+        headers = Path(sysconfig.get_path("include"), "Python.h")  # torch.compile's kernels include it
+        return None if headers.is_file() else f"{headers} is not here (Debian: apt-get install python3-dev)"
     with contextlib.suppress(ModuleNotFoundError):  # of the package around a submodule
         if importlib.util.find_spec(need):
             return None

@@ -72,3 +72,15 @@ def test_own_load_counts_children_too():
         finally:
             child.kill()
     assert 0.2 < watch.summary()["own_cores"] < 1.3
+
+
+def test_a_compiler_needs_its_program_and_pythons_headers(tmp_path, monkeypatch):
+    (tmp_path / "g++").touch(mode=0o755)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "python3-dev" in machine.missing("compiler")
+    (tmp_path / "Python.h").touch()
+    assert machine.missing("compiler") is None
+    (tmp_path / "g++").unlink()
+    assert "apt-get install g++" in machine.missing("compiler")
