@@ -25,6 +25,7 @@ _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 _PERFLAB = str(Path(__file__).resolve().parent.parent)
 _STDLIB = sysconfig.get_paths()["stdlib"]
 HOST = ("cpu", "meta")
+LOOPS = ("loops.py", "healthy.py")  # of this room: the code that is looked into
 _WARNS = "synchronizing CUDA operation"  # of torch.cuda.set_sync_debug_mode
 
 # The size of what they return, or a Python number, depends on values that are on the device.
@@ -262,8 +263,7 @@ def _is_cell(file: str) -> bool:
 
 
 def _is_instrument(file: str) -> bool:
-    planted = file.endswith("planted.py")  # its loops are the code that is looked into
-    return file.startswith((_TORCH, _PERFLAB)) and not planted
+    return file.startswith((_TORCH, _PERFLAB)) and Path(file).name not in LOOPS
 
 
 def _is_own(file: str) -> bool:
