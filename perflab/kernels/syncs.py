@@ -83,7 +83,7 @@ def where(thread: int | None = None) -> tuple[str, int]:
     backward pass runs on threads of its own, while the thread that asked for it stands still. Without any,
     the innermost frame outside torch and perflab; ("", 0) where there is none either.
     """
-    file, line, _ = _found(thread)
+    file, line, _ = found(thread)
     return file, line
 
 
@@ -125,12 +125,12 @@ class _Seen:
         self.found: dict[tuple[bool, str, int], list] = {}
 
     def add(self, name: str, real: bool):
-        file, line, code = _found(self.owner)
+        file, line, code = found(self.owner)
         self.found.setdefault((real, file, line), [code]).append(name)
 
     def witnessed(self):
         """A wait that torch tells of: new only where no operator told of it at that place."""
-        file, line, code = _found(self.owner)
+        file, line, code = found(self.owner)
         if (True, file, line) not in self.found:
             self.found[True, file, line] = [code, "a synchronising CUDA call"]
 
@@ -266,7 +266,7 @@ def _is_instrument(file: str) -> bool:
     return file.startswith((_TORCH, _PERFLAB)) and Path(file).name not in LOOPS
 
 
-def _is_own(file: str) -> bool:
+def is_own(file: str) -> bool:
     """The learner's own code: a cell or a file outside libraries."""
     if _is_cell(file):
         return True
@@ -274,16 +274,21 @@ def _is_own(file: str) -> bool:
     return not (library or _is_instrument(file))
 
 
-def _found(thread: int | None) -> tuple[str, int, str]:
-    stacks = [sys._getframe()]
+def found(thread: int | None) -> tuple[str, int, str]:
+    """File, line and the line's text of the place that `where` tells."""
+    stacks = [sys._getframe(1)]  # its own frame in its own variable would keep every tensor of the step alive
     if thread is not None and thread != threading.get_ident():
         stacks.append(sys._current_frames().get(thread))
-    for right in (_is_own, lambda file: not _is_instrument(file)):
+    for right in (is_own, lambda file: not _is_instrument(file)):
         for frame in (f for start in stacks for f in _frames(start)):
-            file, line = frame.f_code.co_filename, frame.f_lineno
-            if right(file):
-                return "cell" if _is_cell(file) else file, line, linecache.getline(file, line).strip()
+            if right(frame.f_code.co_filename):
+                return named(frame.f_code.co_filename, frame.f_lineno)
     return "", 0, ""
+
+
+def named(file: str, line: int) -> tuple[str, int, str]:
+    """A frame's file as it is shown ("cell" for a notebook's), its line, and that line's text."""
+    return "cell" if _is_cell(file) else file, line, linecache.getline(file, line).strip()
 
 
 def _own_counter() -> bool:
