@@ -1,0 +1,184 @@
+"""What it costs to start an operator: the chain that notebook 04 times, the host's share, who chooses the kernel.
+
+Nothing here touches a device on import; nothing draws or teaches.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perflab.bench import timing
+from perflab.bench.timing import Samples, samples
+from perflab.errors import PerflabError
+
+# Words in a kernel's name that tell whose it is, and the name of its library. The first match counts: the kernels
+# of cuDNN and cuBLAS are often built with CUTLASS and carry both names.
+_FAMILIES = [
+    ("at::native", "PyTorch"),
+    ("at_cuda_detail", "PyTorch"),
+    ("softmax_warp", "PyTorch"),
+    ("pytorch_flash", "PyTorch"),
+    ("fmha_cutlass", "PyTorch"),
+    ("triton_", "Triton"),
+    ("cudnn", "cuDNN"),
+    ("implicit_gemm", "cuDNN"),
+    ("implicit_convolve", "cuDNN"),
+    ("fprop", "cuDNN"),
+    ("winograd", "cuDNN"),
+    ("nchwtonhwc", "cuDNN"),
+    ("nhwctonchw", "cuDNN"),
+    ("cublas", "cuBLAS"),
+    ("nvjet", "cuBLAS"),
+    ("gemm", "cuBLAS"),
+    ("gemv", "cuBLAS"),
+    ("splitk", "cuBLAS"),
+    ("cutlass", "cuBLAS"),
+    ("dot_kernel", "cuBLAS"),
+]
+_SUBMITS = ("LaunchKernel", "LaunchCooperativeKernel", "GraphLaunch")
+
+
+def _add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def _relu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x)
+
+
+def _mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * y
+
+
+_STEPS = (_add, _relu, _mul)
+
+
+def chain(
+    ops: int, n: int, device: str | torch.device = "cpu"
+) -> tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """A chain of `ops` elementwise operators, add, relu, mul and again, over `n` float32 elements; its inputs.
+
+    `call(x, y)` returns a tensor (n,). Each operator needs the one before it. y lies between 0.25 and 0.75,
+    so that the values stay near 1 however long the chain is. Raises PerflabError unless ops and n are positive.
+    """
+    if ops < 1 or n < 1:
+        raise PerflabError(f"A chain of {ops} operators over {n} elements is none: both must be at least 1.")
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for k in range(ops):
+            x = _STEPS[k % 3](x, y)
+        return x
+
+    generator = torch.Generator().manual_seed(n)
+    x, y = (torch.rand(n, generator=generator) for _ in range(2))
+    return call, (x.to(device), (0.25 + y / 2).to(device))
+
+
+# -- the host's share
+
+
+def issued(call: Callable[[], object]) -> Samples:
+    """`host_s`: seconds until `call` has handed over its work, the device not waited for.
+
+    The device is idle when it begins, so that no full queue holds the host. On a CPU the operator computes
+    before it returns, and the figure is that of the whole call.
+    """
+    timing.synchronize()
+    began = time.perf_counter()
+    call()
+    return samples(host_s=time.perf_counter() - began)
+
+
+def worked(call: Callable[[], object], whole: int = 3) -> Samples:
+    """`wall_s`: seconds of single calls, the device waited for; `busy_s`: the device's work in one more.
+
+    Two clocks: the first is the host's, without a profiler, since that slows the host; the second is the
+    union of the intervals of kernels, which the profiler does not slow.
+    """
+    walls = timing.wall(call, blocks=whole)[0]
+    return samples(wall_s=walls, busy_s=timing.busy(call))
+
+
+# -- who chooses
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def dispatched(call: Callable[[], object]) -> list[str]:
+    """The operators that the dispatcher hands to a backend during one call, in order: ["aten.mm.default"].
+
+    Slow: count with it, never time in it. Code that torch.compile made is not looked into.
+    """
+    with _Seen() as seen:
+        call()
+    return seen.names
+
+
+def keys(x: torch.Tensor) -> str:
+    """The dispatch keys of a tensor, by which an operator's code is chosen: "CPU, ADInplaceOrView, ..."."""
+    text = str(torch._C._dispatch_keys(x))
+    return text.removeprefix("DispatchKeySet(").removesuffix(")")
+
+
+def kernels(call: Callable[[], object]) -> list[str]:
+    """The names of the CUDA kernels of one call, in the order in which they ran. Needs CUDA."""
+    return [e.name for e in _events(call) if _on_device(e) and not _moves_memory(e.name)]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What one call gave to the driver, and what the device then ran."""
+
+    submissions: int
+    kernels: int
+
+
+def submitted(call: Callable[[], object]) -> Submitted:
+    """How often one call submits work to the driver, and how many kernels that starts. Needs CUDA.
+
+    The most of three looks: the profiler may lose the first events of a process, and never invents any.
+    """
+    most = Submitted(0, 0)
+    for _ in range(3):
+        events = _events(call)
+        submissions = sum(not _on_device(e) and any(word in e.name for word in _SUBMITS) for e in events)
+        ran = sum(_on_device(e) and not _moves_memory(e.name) for e in events)
+        most = Submitted(max(most.submissions, submissions), max(most.kernels, ran))
+    return most
+
+
+def family(kernel: str) -> str:
+    """Whose kernel this is, by its name: "cuBLAS", "cuDNN", "PyTorch", "Triton" or "unknown"."""
+    name = kernel.lower()
+    return next((whose for word, whose in _FAMILIES if word in name), "unknown")
+
+
+def _events(call: Callable[[], object]) -> list:
+    from torch.profiler import ProfilerActivity, profile
+
+    call()  # libraries load, and choose, in the first call
+    timing.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
+        call()
+        timing.synchronize()
+    return sorted(seen.events(), key=lambda e: e.time_range.start)
+
+
+def _on_device(event) -> bool:
+    on = event.device_type == torch.autograd.DeviceType.CUDA
+    return on and not getattr(event, "is_user_annotation", False)
+
+
+def _moves_memory(name: str) -> bool:
+    return name.lower().startswith(("memcpy", "memset"))

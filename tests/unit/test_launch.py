@@ -1,0 +1,398 @@
+"""Launching operators: the chain, who chooses, the model of host and device, the levels, the exercises."""
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from perflab import PerflabError, question
+from perflab.bench import machine
+from perflab.bench.result import Result
+from perflab.kernels import hierarchy, launch, pipeline
+from perflab.learn.problems import launch as problems
+
+# -- the chain
+
+
+@pytest.mark.parametrize(("ops", "n"), [(1, 1), (3, 5), (198, 64)])
+def test_a_chain_is_add_relu_mul_over_and_over(ops, n):
+    call, (x, y) = launch.chain(ops, n)
+    expected, other = x.tolist(), y.tolist()
+    for k in range(ops):
+        step = (lambda a, b: a + b, lambda a, b: max(a, 0.0), lambda a, b: a * b)[k % 3]
+        expected = [step(a, b) for a, b in zip(expected, other, strict=True)]
+    assert call(x, y).tolist() == pytest.approx(expected, rel=1e-5)
+    assert x.shape == y.shape == (n,) and x.dtype == torch.float32
+
+
+def test_a_chain_of_198_dispatches_66_of_each_and_stays_near_one():
+    call, inputs = launch.chain(198, 4096)
+    names = launch.dispatched(lambda: call(*inputs))
+    assert {name: names.count(name) for name in set(names)} == {
+        "aten.add.Tensor": 66,
+        "aten.relu.default": 66,
+        "aten.mul.Tensor": 66,
+    }
+    out = call(*inputs)
+    assert torch.isfinite(out).all() and 0.01 < out.mean() < 10 and out.std() > 0
+
+
+def test_a_chain_has_the_same_numbers_each_time_it_is_built():
+    (_, a), (_, b) = launch.chain(3, 100), launch.chain(3, 100)
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(("ops", "n"), [(0, 4), (4, 0), (-1, 4)])
+def test_a_chain_of_nothing_is_one_sentence(ops, n):
+    with pytest.raises(PerflabError, match="at least 1"):
+        launch.chain(ops, n)
+
+
+# -- who chooses
+
+
+def test_a_matrix_product_is_one_operator_for_the_dispatcher():
+    a, b = torch.rand(4, 8), torch.rand(8, 2)
+    with FlopCounterMode(display=False) as flops:
+        names = launch.dispatched(lambda: a @ b)
+    assert names == ["aten.mm.default"]
+    assert list(map(str, flops.get_flop_counts()["Global"])) == ["aten.mm"]  # torch's own counter saw the same one
+
+
+def test_keys_follow_device_layout_and_mode_and_neither_dtype_nor_shape():
+    x = torch.rand(8, 8)
+    same = [x.double(), x.bfloat16(), x[:2], x.t(), torch.rand(3, 3, 3)]
+    assert {launch.keys(x) for x in same} == {launch.keys(x)} and "CPU" in launch.keys(x)
+    with torch.inference_mode():
+        inference = torch.rand(8, 8)
+    others = [x.to("meta"), x.to_sparse(), inference]
+    assert all(launch.keys(o) != launch.keys(x) for o in others)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "whose"),
+    [  # as profilers print them on Ampere and Hopper
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, ...>", "PyTorch"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false, false>", "PyTorch"),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "cuBLAS"),
+        ("ampere_sgemm_128x64_nn", "cuBLAS"),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x32", "cuBLAS"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>(...)", "cuBLAS"),
+        ("void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4>", "cuBLAS"),
+        ("sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128", "cuDNN"),
+        ("void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false>", "cuDNN"),
+        ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>", "cuDNN"),
+        ("triton_poi_fused_add_mul_relu_0", "Triton"),
+        ("my_own_kernel(float*)", "unknown"),
+    ],
+)
+def test_a_kernel_is_told_by_its_name(kernel, whose):
+    assert launch.family(kernel) == whose
+
+
+def test_the_hosts_share_is_reported_and_the_device_is_waited_for_before(monkeypatch):
+    order = []
+    monkeypatch.setattr(launch.timing, "synchronize", lambda: order.append("synchronize"))
+    seen = launch.issued(lambda: order.append("call"))
+    assert order == ["synchronize", "call"] and 0 <= seen["host_s"] < 1
+
+
+# -- the model
+
+
+def test_the_sources_example_is_idle_for_exactly_eighty_percent():
+    line = pipeline.predicted(200, 2e-6, 10e-6)
+    assert line.busy_share == pytest.approx(0.2, abs=1e-12) and line.span_s == pytest.approx(2.002e-3)
+    waiting = pipeline.predicted(200, 2e-6, 10e-6, synchronous=True)
+    assert waiting.idle_share == pytest.approx(5 / 6) and waiting.span_s == pytest.approx(2.4e-3)
+    rows = pipeline.rows(200, 2e-6, 10e-6)
+    assert [rows[name]["idle_percent"] for name in ("asynchronous", "synchronous")] == [80.0, 83.3]
+
+
+def simulated(ops, kernel_ns, launch_ns, synchronous):
+    """Another way to the same line: nanosecond by nanosecond, a queue between two workers."""
+    queued = launched = done = busy = now = 0
+    left_host, left_device, waits = launch_ns, 0, False
+    while done < ops:
+        now += 1
+        if launched < ops and not waits:
+            left_host -= 1
+            if left_host == 0:
+                launched, queued, left_host, waits = launched + 1, queued + 1, launch_ns, synchronous
+                started_now = True
+            else:
+                started_now = False
+        else:
+            started_now = False
+        if left_device:
+            left_device -= 1
+            busy += 1
+            if left_device == 0:
+                done, waits = done + 1, False
+        if not left_device and queued:
+            queued, left_device = queued - 1, kernel_ns
+        assert not (started_now and launched > ops)
+    return now, busy
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize(("kernel_ns", "launch_ns"), [(2, 10), (10, 2), (7, 7), (1, 3)])
+def test_the_time_line_is_what_a_simulation_of_two_workers_gives(kernel_ns, launch_ns, synchronous):
+    line = pipeline.predicted(40, kernel_ns * 1e-9, launch_ns * 1e-9, synchronous)
+    span, busy = simulated(40, kernel_ns, launch_ns, synchronous)
+    assert line.span_s * 1e9 == pytest.approx(span) and busy == 40 * kernel_ns
+    assert line.busy_share == pytest.approx(busy / span, abs=0.04)  # the two ends of the row are left out of it
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_one_thing_at_a_time_and_no_kernel_before_its_launch(synchronous):
+    line = pipeline.predicted(50, 3e-6, 5e-6, synchronous)
+    for lane in (line.host, line.device):
+        assert len(lane) == 50 and all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(lane))
+    assert all(launched[1] <= ran[0] for launched, ran in zip(line.host, line.device, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [(0, 1e-6, 1e-6), (5, -1e-6, 1e-6), (5, 0.0, 0.0)])
+def test_a_time_line_of_nothing_is_one_sentence(wrong):
+    with pytest.raises(PerflabError, match="at least one operator"):
+        pipeline.predicted(*wrong)
+
+
+def busy_result(source="here") -> Result:
+    rounds = {v: [(r, [x * (1 + r)]) for r in range(8)] for v, x in {"small": 0.2, "large": 0.9}.items()}
+    walls = {v: [(r, [1.0 * (1 + r)]) for r in range(8)] for v in rounds}
+    facts = machine.facts()
+    return Result("t", 1, "size", list(rounds), {"busy_s": rounds, "wall_s": walls}, machine=facts, source=source)
+
+
+def test_the_explorer_draws_at_both_ends_and_takes_over_a_measured_setting():
+    points = {"small": pipeline.Point.of(busy_result(), "small", 1e-6, 10e-6)}
+    points["large"] = pipeline.Point.of(busy_result("some-gpu"), "large", 40e-6, 8e-6)
+    points["nothing"] = pipeline.Point(math.nan, math.nan, math.nan, "here")
+    explorer = pipeline.explore_launch(points)
+    for name, control in explorer.controls.items():
+        first = control.value
+        for value in getattr(control, "options", None) or (getattr(control, "min", True), getattr(control, "max", 0)):
+            control.value = value
+            assert explorer.error is None, (name, value)
+        control.value = first
+    knobs = explorer.controls
+    knobs["measured"].value = "small"
+    assert (knobs["kernel_us"].value, knobs["launch_us"].value) == (1.0, 10.0)
+    assert "Measured here" in explorer.caption.value and "20.0%" in explorer.caption.value
+    knobs["measured"].value = "large"
+    assert "on some-gpu" in explorer.caption.value and "90.0%" in explorer.caption.value
+    knobs["measured"].value = "nothing"
+    assert "nothing is measured here" in explorer.caption.value
+
+
+def test_the_explorer_needs_no_measurement():
+    explorer = pipeline.explore_launch()
+    assert explorer.error is None and "model" in explorer.alt and "times as fast" in explorer.caption.value
+
+
+# -- the levels
+
+
+def attributes(**changed):
+    h200 = {"threads_a_cta": 1024, "ctas_a_grid": 2**31 - 1, "threads_a_warp": 32, "sms": 132, "threads_an_sm": 2048}
+    return h200 | {"cooperative_launch": 1, "ctas_an_sm": 32, "cluster_launch": 1, "largest_cluster": 8} | changed
+
+
+def test_the_levels_go_from_the_smallest_to_the_largest(monkeypatch):
+    monkeypatch.setattr(hierarchy, "_asked", lambda what: attributes())
+    rows = hierarchy.levels()
+    assert [name.split(" ")[0] for name in rows] == ["thread", "warp", "CTA", "cluster", "grid"]
+    assert (rows["warp"]["threads"], rows["CTA = thread block"]["threads"]) == (32, 1024)
+    assert [row["most_ctas"] for row in rows.values()] == [0, 0, 1, 8, 2**31 - 1]
+    monkeypatch.setattr(hierarchy, "_asked", lambda what: attributes(cluster_launch=0))
+    assert hierarchy.levels()["cluster"]["most_ctas"] == 0
+
+
+def test_without_a_compiler_of_kernels_the_reason_stands_in_for_the_meetings(monkeypatch):
+    monkeypatch.setattr(hierarchy, "_asked", lambda what: {"why": "by attributes alone", "blocks": 2112})
+    assert hierarchy.meetings() == {"not tried": {"why": "by attributes alone", "blocks": 2112}}
+
+
+def test_a_probe_that_dies_is_one_sentence(monkeypatch):
+    if machine.cuda_devices():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(RuntimeError, match="could not be asked"):
+        hierarchy.levels()
+    dead = subprocess.CompletedProcess([], -11, "", "")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: dead)
+    with pytest.raises(RuntimeError, match="status -11"):
+        hierarchy.meetings()
+
+
+def test_the_last_line_of_the_probe_is_what_counts(monkeypatch):
+    out = "a library says hello\n" + json.dumps(attributes())
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 0, out, ""))
+    assert hierarchy.device_facts()["sms"] == {"reads": 132}
+
+
+def test_asking_nothing_touches_no_gpu():
+    code = "import torch, perflab.kernels.launch, perflab.kernels.hierarchy; print(torch.cuda.is_initialized())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# -- exercises
+
+
+def solved():
+    scope: dict = {}
+    exec(question("04.1").problem.solution, scope)
+    return scope["faster"]
+
+
+def with_a_wrong(change):
+    """The reference solution with another last line."""
+
+    def answer(x, w, b):
+        return change(x, w, b, x @ w + b[:, None])
+
+    return answer
+
+
+class Stale:
+    """As a graph whose new inputs were not copied in."""
+
+    def __call__(self, x, w, b):
+        self.out = getattr(self, "out", None)
+        if self.out is None:
+            self.out = solved()(x, w, b)
+        return self.out
+
+
+class Overwriting(Stale):
+    """As a graph that returns its static output."""
+
+    def __call__(self, x, w, b):
+        fresh = solved()(x, w, b)
+        self.out = fresh if getattr(self, "out", None) is None else self.out.copy_(fresh)
+        return self.out
+
+
+def in_place(x, w, b):
+    out = solved()(x, w, b)
+    x.zero_()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [
+        (7, "function"),
+        (lambda x: x, "three arguments"),
+        (lambda x, w, b: [1, 2], "list"),
+        (lambda x, w, b: x, "(16, 32)"),
+        (lambda x, w, b: solved()(x, w, b).bfloat16(), "bfloat16"),
+        (in_place, "in place"),
+        (with_a_wrong(lambda x, w, b, y: torch.relu(y.sum(0))), "relu belongs"),
+        (with_a_wrong(lambda x, w, b, y: torch.relu(x @ w).sum(0)), "bias"),
+        (with_a_wrong(lambda x, w, b, y: torch.relu(y).mean(0)), "averaged"),
+        (with_a_wrong(lambda x, w, b, y: torch.relu(y[1:]).sum(0)), "differ"),
+        (Stale(), "old result"),
+        (Overwriting(), "clone"),
+        (lambda x, w, b: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_fast_answer_with_wrong_numbers_hears_what_is_wrong(answer, word):
+    outcome = question("04.1").check(answer)
+    assert outcome.state == "Not right" and word in outcome.sentence, outcome
+
+
+def test_an_untouched_answer_is_not_yet():
+    assert all(question(f"04.{k}").check(...).state == "Not yet" for k in (1, 2, 3))
+
+
+def timed_as(monkeypatch, gain: float, spread: float = 0.01):
+    """The check sees `heads` take `gain` times as long as the answer, give or take `spread`."""
+
+    def measured(variable, values, run, **how):
+        for call in values.values():
+            run(call)
+        rounds = {
+            "heads": [(r, [gain * (1 + spread * (-1) ** r)]) for r in range(8)],
+            "yours": [(r, [1.0]) for r in range(8)],
+        }
+        return Result("t", 1, variable, list(values), {"time_s": rounds})
+
+    monkeypatch.setattr(problems, "vary", measured)
+    monkeypatch.setattr(problems.machine, "device", lambda: "cpu")
+
+
+@pytest.mark.parametrize(
+    ("gain", "spread", "state", "word"),
+    [
+        (12.0, 0.01, "Correct", "12.0 times"),
+        (1.6, 0.01, "Not right", "half way"),
+        (1.0, 0.01, "Not right", "not faster"),
+        (2.0, 0.4, "CANNOT TELL", "quiet"),
+    ],
+)
+def test_right_numbers_are_judged_by_the_clock(monkeypatch, gain, spread, state, word):
+    timed_as(monkeypatch, gain, spread)
+    outcome = question("04.1").check(solved())
+    assert outcome.state == state and word in outcome.sentence
+    if state == "Not right":
+        inputs = problems._inputs(0, "cpu")
+        assert f"calls {len(launch.dispatched(lambda: solved()(*inputs)))} operators" in outcome.sentence
+
+
+def test_the_reference_solution_is_fast_enough_on_this_machine():
+    outcome = question("04.1").check(solved())
+    assert outcome.state in ("Correct", "CANNOT TELL"), outcome
+    left, whole = (
+        len(launch.dispatched(lambda c=c: c(*problems._inputs(0, "cpu")))) for c in (solved(), problems.heads)
+    )
+    assert 20 * left < whole
+
+
+def test_the_model_itself_is_right_and_not_faster():
+    outcome = question("04.1").check(problems.heads)
+    assert outcome.state in ("Not right", "CANNOT TELL"), outcome
+    assert "numbers are right" in outcome.sentence
+
+
+def test_busy_shares_by_hand():
+    q = question("04.2")
+    assert q.check(eval(q.problem.solution)).state == q.check([50, 100, 33]).state == "Correct"
+    lines = [pipeline.predicted(100, k, s, wait) for k, s, wait in problems.SETTINGS]
+    assert q.check([100 * line.busy_share for line in lines]).state == "Correct"
+    for answer, word in [
+        (50, "list of three"),
+        ([50, 100], "and not 2"),
+        (["a", 1, 2], "list of three"),
+        ([0.5, 1, 0.333], "percent"),
+        ([50, 0, 66.7], "idle"),
+        ([50, 200, 33.3], "more than 100"),
+        ([33.3, 100, 33.3], "first setting"),
+        ([50, 66.7, 33.3], "second setting"),
+        ([50, 100, 50], "third setting"),
+        ([50, 100, 20], "the third is not right"),
+    ]:
+        outcome = q.check(answer)
+        assert outcome.state == "Not right" and word in outcome.sentence, (answer, outcome)
+
+
+def test_the_order_of_the_levels():
+    q = question("04.3")
+    assert q.check(eval(q.problem.solution)).state == "Correct"
+    assert q.check(["Thread", "warp", "thread block", "cluster", "grid"]).state == "Correct"
+    for answer, word in [
+        ("thread", "list of five"),
+        (["thread", "warp"], "once"),
+        (["grid", "cluster", "CTA", "warp", "thread"], "largest to the smallest"),
+        (["thread", "warp", "cluster", "CTA", "grid"], "not a group"),
+        (["thread", "CTA", "warp", "cluster", "grid"], "made of warps"),
+        (["warp", "thread", "CTA", "cluster", "grid"], "threads make warps"),
+    ]:
+        outcome = q.check(answer)
+        assert outcome.state == "Not right" and word in outcome.sentence, (answer, outcome)
