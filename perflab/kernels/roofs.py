@@ -1,0 +1,248 @@
+"""The roofs of this machine, measured: how fast it copies, and how fast it multiplies matrices in each format.
+
+Operators of a device run below two limits: bytes a second and FLOPs a second. A datasheet prints both; what
+torch reaches here is what a program can hope for.
+"""
+
+import contextlib
+import html
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from perflab.bench import machine
+from perflab.bench.estimate import Estimate
+from perflab.bench.result import Result
+from perflab.bench.study import vary
+from perflab.bench.timing import random_input
+from perflab.bench.units import step_of
+from perflab.errors import PerflabError
+
+from .gpus import Gpu, Sheet
+
+COPY, HERE = "copy", "this machine"
+KINDS = (COPY, "fp32", "tf32", "bf16", "fp16", "fp8")
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+GIB = 2**30
+ROOMY = 12 * GIB  # below that the products and the copy are smaller
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What one device reaches: bytes/s of a copy (read + written), FLOP/s of products by format.
+
+    `cache_bytes` is its last cache, None where it is not known. A Gpu of `gpus` has the same fields.
+    """
+
+    name: str
+    bytes_per_s: float
+    peaks: Mapping[str, float]
+    cache_bytes: float | None = None
+
+    @property
+    def measured_here(self) -> bool:
+        return self.name == HERE
+
+    def ridge(self, dtype: str) -> float:
+        """FLOP per byte at which both roofs meet (Williams, Waterman and Patterson 2009, DOI
+        10.1145/1498765.1498785); nan for a format without a roof."""
+        return self.peaks.get(dtype, math.nan) / self.bytes_per_s
+
+
+# -- what is measured
+
+
+def side(kind: str) -> int:
+    """Rows of the square matrices whose product gives a roof: 8192 on a GPU with room, less elsewhere."""
+    if machine.cuda_devices():
+        return 8192 if _gpu_bytes() >= ROOMY else 4096
+    return 1024 if kind == "fp32" or bf16_in_hardware() else 128
+
+
+def copy_bytes() -> int:
+    """Bytes that the copy reads, and writes: several times the last cache, within what the machine has."""
+    if machine.cuda_devices():
+        return GIB if _gpu_bytes() >= ROOMY else GIB // 4
+    wanted = min(GIB, max(GIB // 8, 4 * int(cpu_cache_bytes() or 0)))
+    return max(2**20, min(wanted, machine.ram_bytes() // 8) // 4096 * 4096)
+
+
+def _gpu_bytes() -> float:
+    return next((board["bytes"] for board in machine.gpus() if board["bytes"]), math.inf)
+
+
+def work(kind: str) -> float:
+    """What one call does: bytes read and written by a copy, FLOPs of a product (2 n^3)."""
+    return 2.0 * copy_bytes() if kind == COPY else 2.0 * side(kind) ** 3
+
+
+def bf16_in_hardware() -> bool:
+    """Does the processor multiply bf16 itself? Where it does not, torch is slower with it than in fp32."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def cpu_cache_bytes() -> float | None:
+    """The last cache of the first core, as Linux describes it; None elsewhere."""
+    found = []
+    for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        with contextlib.suppress(OSError, ValueError):
+            text = (folder / "size").read_text().strip()
+            found.append(int(text.rstrip("KM")) * {"K": 2**10, "M": 2**20}.get(text[-1], 1))
+    return float(max(found)) if found else None
+
+
+def device() -> dict[str, dict[str, float]]:
+    """Rows for `observe`: the bytes of the last cache of what steps run on; nan where they are not known."""
+    if machine.cuda_devices():
+        found = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", None)
+    else:
+        found = cpu_cache_bytes()
+    return {"cache": {"cache_bytes": float(found) if found else math.nan}}
+
+
+@contextlib.contextmanager
+def products_in(dtype: str) -> Iterator[None]:
+    """Products of fp32 matrices in TF32 or in full fp32, as they were before afterwards."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def copying(nbytes: int) -> Callable[[], object]:
+    """A copy of float32 numbers into memory that is there already, on the device of this machine."""
+    x = random_input(nbytes // 4, device=machine.device())
+    out = torch.zeros_like(x)  # written once, so that no page is missing
+    return lambda: out.copy_(x)
+
+
+def multiplying(dtype: str, n: int) -> Callable[[], object]:
+    """A product of two random n x n matrices of `dtype`. Raises PerflabError where there is none to be had."""
+    if why := missing(dtype):
+        raise PerflabError(why)
+    on = machine.device()
+    a, b = (random_input(n, n, device=on, seed=seed) for seed in (0, 1))
+    if dtype == "fp8":
+        a, b, one = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), torch.ones((), device=on)
+        return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    a, b = a.to(DTYPES[dtype]), b.to(DTYPES[dtype])
+    out = torch.empty_like(a)
+    if a.dtype is not torch.float32:
+        return lambda: torch.mm(a, b, out=out)
+
+    def product():
+        with products_in(dtype):
+            torch.mm(a, b, out=out)
+
+    return product
+
+
+def missing(dtype: str) -> str | None:
+    """Why this machine has no roof for `dtype`, or None if it has."""
+    if not machine.cuda_devices():
+        return None if dtype in ("fp32", "bf16") else f"{dtype} is left out on a processor"
+    capability = torch.cuda.get_device_capability()
+    least = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "fp8": (8, 9)}.get(dtype, (0, 0))
+    if capability < least:
+        return f"no {dtype} in the tensor cores of compute capability {capability[0]}.{capability[1]}"
+    if dtype == "fp8" and not (hasattr(torch, "_scaled_mm") and hasattr(torch, "float8_e4m3fn")):
+        return "this torch has no product of fp8 matrices"
+    return None
+
+
+def _prepared(kind: str) -> Callable[[], object]:
+    return copying(copy_bytes()) if kind == COPY else multiplying(kind, side(kind))
+
+
+def _call(prepared: Callable[[], object]):
+    prepared()
+
+
+def measure(study: str = "05.roofs", kinds=KINDS, budget_s: float | None = None) -> Result:
+    """Time a large copy and a large product in each format, interleaved; the device's clock on CUDA.
+
+    A format that this machine does not offer is a row with the reason. `rate(result, kind)` and
+    `of(result)` say what was reached.
+    """
+    clock = "device" if machine.cuda_devices() else "wall"
+    return vary("roof", kinds, _call, prepare=_prepared, study=study, work=work, clock=clock, budget_s=budget_s)
+
+
+# -- what it says
+
+
+def rate(result: Result, kind: str) -> Estimate:
+    """bytes/s of the copy, FLOP/s of a product, with its interval."""
+    time, unit = result["time_s"].of(kind), "bytes/s" if kind == COPY else "flops/s"
+    if time.why:
+        return replace(time, what=f"{kind} roof", unit=unit)
+    done = result.work[kind]
+    return Estimate(done / time.mid, done / time.hi, done / time.lo, time.n, f"{kind} roof", unit, source=result.source)
+
+
+def of(result: Result, device: Result | None = None) -> Roofs:
+    """Roofs from a result of `measure`, and the cache from one of `observe("05.device", roofs.device, ...)`.
+
+    Raises PerflabError where the copy was not measured.
+    """
+    rates = {kind: rate(result, kind) for kind in result.values}
+    if COPY not in rates or rates[COPY].why:
+        raise PerflabError(f"{result.study} holds no copy, and without bytes a second there is no roofline.")
+    peaks = {kind: e.mid for kind, e in rates.items() if kind != COPY and not e.why}
+    cache = device["cache_bytes"].of("cache").mid if device else math.nan
+    name = HERE if result.source == "here" else result.source
+    return Roofs(name, rates[COPY].mid, peaks, None if math.isnan(cache) else cache)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Measured roofs beside printed ones. The plain text is the same on every machine."""
+
+    result: Result
+    sheet: Sheet
+
+    def share(self, kind: str) -> float:
+        """Measured over printed; nan where either is missing."""
+        return rate(self.result, kind).mid / _printed(self.sheet.gpu, kind)
+
+    def __repr__(self):
+        return f"Roofs, measured and printed: {', '.join(self.result.values)}"
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": repr(self), "text/html": self._html()}
+
+    def _html(self) -> str:
+        head = (
+            "<table><thead><tr><th>roof</th><th>measured</th><th>printed</th><th>share</th><th>ridge (FLOP/byte)</th>"
+        )
+        rows = [f"{head}</tr></thead><tbody>"]
+        copy = rate(self.result, COPY)
+        for kind in self.result.values:
+            e, printed = rate(self.result, kind), _printed(self.sheet.gpu, kind)
+            unit = "bytes/s" if kind == COPY else "flops/s"
+            cells = [kind, str(e), "" if math.isnan(printed) else as_printed(printed, unit)]
+            cells.append("" if math.isnan(self.share(kind)) else f"{self.share(kind):.0%}")
+            cells.append("" if kind == COPY or e.why or copy.why else f"{e.mid / copy.mid:.3g}")
+            rows.append("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells) + "</tr>")
+        notes = f"<p>{html.escape(self.sheet.sentence)}</p><p><small>{html.escape(self.result.provenance)}</small></p>"
+        return "".join([*rows, "</tbody></table>", notes])
+
+
+def as_printed(x: float, unit: str) -> str:
+    """A maker's figure with its own digits: 989.5 TFLOP/s, where `quantity` would round."""
+    factor, name = step_of(x, unit)
+    return f"{x / factor:,.6g} {name}"
+
+
+def _printed(gpu: Gpu | None, kind: str) -> float:
+    if gpu is None:
+        return math.nan
+    return gpu.bytes_per_s if kind == COPY else gpu.peaks.get(kind, math.nan)
