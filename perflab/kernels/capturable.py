@@ -1,0 +1,299 @@
+"""What forbids a CUDA graph, found on any machine: which operator, in which line of the caller's own code.
+
+A capture that fails may spoil its process, so it is refused before: the call runs once while every operator
+is looked at. Nothing here captures in this process.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from perflab.bench import machine
+from perflab.bench.elsewhere import fresh
+from perflab.bench.job import Job, Plan
+from perflab.errors import PerflabError
+
+from .place import Place, own_place, stack
+
+
+@dataclass(frozen=True)
+class Forbidden:
+    """One thing that cannot be captured: the operator, why, and where in the caller's code."""
+
+    operator: str
+    why: str
+    place: Place
+
+    def __str__(self) -> str:
+        return f"{self.operator} ({self.place}): {self.why}"
+
+
+@dataclass(frozen=True)
+class Capturable:
+    """What `why_not` found. True where nothing forbids a capture and the trial, if there was one, went well."""
+
+    forbidden: tuple[Forbidden, ...] = ()
+    changes: tuple[str, ...] = ()  # what differs from call to call
+    trial: str = ""  # "captured", the first line of the error, or why there was no trial
+    tried: bool = field(default=False)
+
+    def __bool__(self) -> bool:
+        return not self.forbidden and not self.changes and (self.trial == "captured" or not self.tried)
+
+    def __str__(self) -> str:
+        found = [*map(str, self.forbidden), *self.changes]
+        lines = [f"cannot be captured: {x}" for x in found] or ["nothing that forbids a capture was seen"]
+        return "\n".join([*lines, f"trial in a process of its own: {self.trial}"])
+
+
+_READS = "the host waits for a number from the device, and a replay would not look at it again"
+_SHAPE = "the size of its result depends on the data, so the host waits for it"
+_COPY = "the host waits for the copy"
+_WAIT = "the host waits for the device"
+# Operators that wait for the device. Source: the constraints in "CUDA semantics", section "CUDA Graphs", of
+# torch's notes, and what torch.cuda.set_sync_debug_mode warns of.
+_OPERATORS = {
+    "_local_scalar_dense": _READS,
+    "is_nonzero": _READS,
+    "equal": _READS,
+    "allclose": _READS,
+    "_linalg_check_errors": "the host reads whether it succeeded",
+    **dict.fromkeys(["nonzero", "nonzero_numpy", "argwhere", "masked_select", "bincount", "histogram"], _SHAPE),
+    **dict.fromkeys(["_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"], _SHAPE),
+}
+# What reaches no operator where the tensor is on the host already, as it is without a device.
+_FUNCTIONS = {"tolist": _READS, "numpy": _READS, "__array__": _READS, "__repr__": _READS, "cpu": _COPY}
+_SAID = {
+    "__bool__": "bool() or if on a tensor",
+    "__float__": "float() of a tensor",
+    "__int__": "int() of a tensor",
+    "__index__": "a tensor as a number",
+    "__format__": "a tensor in a text",
+    "__repr__": "print or str of a tensor",
+    "_local_scalar_dense": ".item()",
+    "__getitem__": "a boolean mask as index",
+    "__setitem__": "a boolean mask as index",
+    "item": ".item()",
+    "tolist": ".tolist()",
+    "numpy": ".numpy()",
+    "cpu": ".cpu()",
+}
+_INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
+
+
+class _Functions(TorchFunctionMode):
+    """Keeps the name of the function that the caller wrote, and sees those that reach no operator."""
+
+    def __init__(self, watch: "Watch"):
+        super().__init__()
+        self.watch = watch
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", str(function))
+        outer, self.watch.function = self.watch.function, name
+        try:
+            if name in _FUNCTIONS and args and torch.is_tensor(args[0]):
+                self.watch.forbid(_FUNCTIONS[name])
+            elif name in ("tensor", "as_tensor") and kwargs.get("device") is not None and not torch.is_tensor(args[0]):
+                self.watch.forbid("its data come from the host, and a replay would not read them again")
+            return function(*args, **kwargs)
+        finally:
+            self.watch.function = outer
+
+
+class Watch(TorchDispatchMode):
+    """Looks at the operators of a call and keeps what cannot be captured, each operator and line once."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: list[Forbidden] = []
+        self.seen: list[tuple] = []  # operator and sizes of its tensors, to compare two calls
+        self.function = ""
+        self._thread = threading.get_ident()
+        self._functions = _Functions(self)
+
+    def forbid(self, why: str, operator: str = ""):
+        place = own_place(stack(sys._getframe(1)))
+        if not place.line:  # a backward pass runs in a thread of autograd's
+            place = own_place(stack(sys._current_frames().get(self._thread)))
+        operator = operator or _SAID.get(self.function, self.function)
+        if not any(f.place == place and f.operator == operator for f in self.found):
+            self.found.append(Forbidden(operator, why, place))
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = op._schema.name.removeprefix("aten::")
+        for why in _reasons(name, args, kwargs):
+            said = _SAID.get(self.function, self.function)
+            self.forbid(why, said or _SAID.get(name, name))
+        self.seen.append((name, *(tuple(x.shape) for x in tree_flatten(args)[0] if torch.is_tensor(x))))
+        return op(*args, **kwargs)
+
+    def __enter__(self):
+        self._originals = [(owner, name, getattr(owner, name)) for owner, name in _waits()]
+        for owner, name, original in self._originals:
+            setattr(owner, name, self._reported(original, name))
+        super().__enter__()
+        self._functions.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._functions.__exit__(*error)
+        for owner, name, original in self._originals:
+            setattr(owner, name, original)
+        return super().__exit__(*error)
+
+    def _reported(self, original: Callable, name: str) -> Callable:
+        def instead(*args, **kwargs):
+            if name == "synchronize":
+                self.forbid(_WAIT, "synchronize()")
+                return original(*args, **kwargs) if torch.cuda.is_initialized() else None
+            self.forbid("a replay would not move the state of the generator again", f"{name}()")
+            return original(*args, **kwargs)
+
+        return instead
+
+
+def _waits() -> list[tuple[object, str]]:
+    """What waits for the device or moves random state without an operator that could be seen."""
+    waits = [(owner, "synchronize") for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)]
+    seeds = [(torch, "manual_seed"), (torch.cuda, "manual_seed")]
+    return [*waits, *seeds, (torch.cuda, "get_rng_state"), (torch.cuda, "set_rng_state")]
+
+
+def _reasons(name: str, args, kwargs) -> Iterator[str]:
+    """Why this operator cannot be captured."""
+    if name in _OPERATORS:
+        yield _OPERATORS[name]
+    elif name in _INDEXED:
+        indices = [i for i in args[1] if i is not None]
+        # x[mask] = number becomes masked_fill, which keeps its size
+        fills = len(args) > 2 and args[2].numel() == 1 and args[2].device.type == "cpu"
+        if any(i.dtype in (torch.bool, torch.uint8) for i in indices) and not fills:
+            yield _SHAPE
+        elif args[0].is_cuda and any(not i.is_cuda for i in indices):
+            yield _COPY
+    elif name == "repeat_interleave" and kwargs.get("output_size") is None:
+        yield "without output_size the host waits for the size of its result"
+    elif name in ("_to_copy", "copy_"):
+        yield from _copy_reasons(name, args, kwargs)
+    elif name == "lift_fresh" and args[0].is_cuda:
+        yield "its data come from the host, and a replay would not read them again"
+    elif isinstance(kwargs.get("generator"), torch.Generator):
+        yield "the graph does not know a generator of your own: graph.register_generator_state would tell it"
+
+
+def _copy_reasons(name: str, args, kwargs) -> Iterator[str]:
+    """Of copies between host and device, only one from pinned memory that does not block can be captured."""
+    if name == "copy_":
+        into, source = args[0].device.type, args[1]
+        blocks = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
+    else:
+        source, blocks = args[0], not kwargs.get("non_blocking")
+        into = torch.device(kwargs.get("device") or source.device).type
+    if {into, source.device.type} == {"cpu", "cuda"}:
+        if into == "cpu":
+            yield "a copy from the device to the host waits, or is read too early"
+        elif blocks or not source.is_pinned():
+            yield "a copy from pageable memory to the device waits"
+
+
+def copied(inputs):
+    """The same inputs, each tensor a clone that is a leaf."""
+    return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x, inputs)
+
+
+def _watched(call: Callable, inputs, runs: int) -> list[Watch]:
+    """Watches of `runs` calls, after one that is forgotten: what only a first call does is not captured."""
+    watches = [Watch() for _ in range(1 + runs)]
+    with torch.compiler.set_stance("force_eager"):
+        for watch in watches:
+            with watch:
+                call(*copied(inputs))
+    return watches[1:]
+
+
+def forbids(call: Callable, *inputs) -> list[Forbidden]:
+    """What in `call(*inputs)` forbids a CUDA graph. Runs the call twice, on clones of the input tensors.
+
+    What the call changes besides its inputs (parameters, buffers) is changed by these runs; what was
+    compiled runs eager. An empty list does not promise a capture: a library may refuse what no operator
+    shows. An error of the call itself is raised as it is.
+    """
+    (watch,) = _watched(call, inputs, 1)
+    return watch.found
+
+
+def shapes_differ(inputs, others) -> list[str]:
+    """In words, which inputs have another shape in a later call: a graph has one shape."""
+    said = []
+    for k, (a, b) in enumerate(zip(inputs, others, strict=False)):
+        if torch.is_tensor(a) and torch.is_tensor(b) and a.shape != b.shape:
+            before, after = tuple(a.shape), tuple(b.shape)
+            said.append(f"input {k} changes its shape from {before} to {after}: pad it, or capture one graph per shape")
+    return said
+
+
+def why_not(call: Callable, *inputs, later: Sequence[Sequence] = ()) -> Capturable:
+    """Whether `call(*inputs)` can be captured, and if not, what forbids it: operator, file and line.
+
+    Runs the call three times here, on clones, and compares operators and sizes of the last two; `later` are
+    inputs of calls to come, whose shapes must be the same. Where CUDA is, and nothing was found, it is also
+    captured in a process of its own, which may fail without harm.
+    """
+    first, second = _watched(call, inputs, 2)
+    changes = [word for others in later for word in shapes_differ(inputs, others)]
+    if first.seen != second.seen:
+        k = next((k for k, pair in enumerate(zip(first.seen, second.seen, strict=False)) if len(set(pair)) > 1), -1)
+        changes.append(f"two calls differ: {first.seen[k][0]} is not the same operator or size in the second")
+    trial, tried = _trial(call, inputs)
+    return Capturable(tuple(first.found), tuple(dict.fromkeys(changes)), trial, tried)
+
+
+def _trial(call: Callable, inputs) -> tuple[str, bool]:
+    if why := machine.missing("cuda"):
+        return f"none, {why}", False
+    try:
+        seen = apart(lambda: {"trial": _captured(call, inputs)})
+    except PerflabError as e:  # it cannot travel
+        return f"none, {e}", False
+    return seen["trial"], True
+
+
+def _captured(call: Callable, inputs) -> str:
+    from .graphs import bare_capture
+
+    try:
+        bare_capture(call, copied(inputs))
+        torch.cuda.synchronize()
+    except Exception as e:
+        return first_line(e)
+    return "captured"
+
+
+def first_line(error: BaseException) -> str:
+    """The type of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:160]}".rstrip(": ")
+
+
+def apart(observed: Callable[[], dict], timeout_s: float = 120.0) -> dict:
+    """What `observed()` returns, from a process of its own that it may spoil: a dict of numbers and text.
+
+    Raises PerflabError with the reason where that process died, was silent too long, or could not start.
+    """
+    once = Plan(enough_rounds=1, most_rounds=1, budget_s=0.0, patience_s=0.0, least_rounds=1, sample_s=0.0)
+    job = Job("apart", 1, "what", {"it": observed}, run=bool, prepare=lambda f: f(), counts=dict, plan=once)
+    result = fresh(timeout_s)(job)
+    if result.stopped == "interrupted":
+        raise KeyboardInterrupt
+    if why := result.reasons.get("it"):
+        raise PerflabError(f"A process of its own did not bring it to an end: {why}.")
+    return result.counts["it"]
