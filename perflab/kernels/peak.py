@@ -20,8 +20,8 @@ from perflab.bench.units import quantity
 from perflab.errors import PerflabError
 
 from . import syncs
+from .phases import FORWARD, PHASES, Phases
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 BEFORE = "before the first step"
 ENTRIES = 100_000  # of the allocator's history: unlimited is its own default, and takes minutes to read
 
@@ -67,8 +67,9 @@ class Peak:
         import pandas as pd
 
         steps = sorted({step for step, _ in self.phases})
-        rows = [[self.phases.get((step, p), 0) for p in (FORWARD, BACKWARD, OPTIMIZER)] for step in steps]
-        return pd.DataFrame(rows, pd.Index(steps, name="step"), [FORWARD, BACKWARD, OPTIMIZER])
+        known = [p for p in PHASES if any(p == phase for _, phase in self.phases)]
+        rows = [[self.phases.get((step, p), 0) for p in known] for step in steps]
+        return pd.DataFrame(rows, pd.Index(steps, name="step"), known)
 
     def __repr__(self):
         """Stable where tensors were counted; an allocator's bytes are its own machine's."""
@@ -93,8 +94,9 @@ def peak_step(step: Callable[[], object], steps: int = 3, device: str | None = N
     """Run `step()` `steps` times and say in which of them, and in which phase, memory peaks.
 
     Phases are told by torch's own doors: backward is inside of Tensor.backward or autograd.grad, optimizer
-    inside of an Optimizer's step, forward is everything else. No warm-up: an optimizer's state, which comes with
-    its first step, belongs to the answer. `device` is "cuda" or "cpu" (default: cuda where there is one). On
+    inside of an Optimizer's step; forward is what comes before, and again from a module's next call; what is
+    left is the rest, such as clipping. No warm-up: an optimizer's state, which comes with its first step,
+    belongs to the answer. `device` is "cuda" or "cpu" (default: cuda where there is one). On
     CUDA the peak statistics of torch are reset. Not seen: what an operator takes and gives back inside, on
     the CPU; what libraries take beside torch, on either.
     Raises PerflabError for bad arguments and where the steps allocate nothing.
@@ -106,74 +108,13 @@ def peak_step(step: Callable[[], object], steps: int = 3, device: str | None = N
     return _by_allocator(step, steps) if (device or machine.device()) == "cuda" else _by_tensors(step, steps)
 
 
-class _Phases:
-    """Where the loop is: `at` is (step, phase). `turn` is called before each change."""
-
-    def __init__(self, turn: Callable[[], None] = lambda: None):
-        self.step, self.inside, self.turn = 1, [FORWARD], turn
-
-    @property
-    def at(self) -> tuple[int, str]:
-        return self.step, self.inside[-1]
-
-    @contextlib.contextmanager
-    def phase(self, name: str):
-        self.turn()
-        self.inside.append(name)
-        try:
-            yield
-        finally:
-            self.turn()
-            self.inside.pop()
-
-    @contextlib.contextmanager
-    def watched(self):
-        """torch's doors to backward and optimizer, watched while the steps run and then as they were."""
-        from torch.optim import optimizer
-
-        doors = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
-        entered: list = []
-
-        def through(door):
-            def watched(*args, **kwargs):
-                with self.phase(BACKWARD):
-                    return door(*args, **kwargs)
-
-            return watched
-
-        def enters(*_):
-            entered.append(self.phase(OPTIMIZER))
-            entered[-1].__enter__()
-
-        def leaves(*_):
-            if entered:
-                entered.pop().__exit__(None, None, None)
-
-        hooks = [optimizer.register_optimizer_step_pre_hook(enters)]
-        hooks.append(optimizer.register_optimizer_step_post_hook(leaves))
-        for name, door in doors.items():
-            setattr(torch.autograd, name, through(door))
-        try:
-            yield self
-        finally:
-            for name, door in doors.items():
-                setattr(torch.autograd, name, door)
-            for hook in hooks:
-                hook.remove()
-
-    def run(self, step, steps: int):
-        for self.step in range(1, steps + 1):
-            step()
-            self.turn()
-
-
 # -- tensors counted
 
 
 class _Storages(TorchDispatchMode):
     """Each storage that an operator returns, from then until it is freed; those it reads, from their first use."""
 
-    def __init__(self, phases: _Phases):
+    def __init__(self, phases: Phases):
         super().__init__()
         self.phases = phases
         self.owner = threading.get_ident()
@@ -215,7 +156,7 @@ class _Storages(TorchDispatchMode):
 
 
 def _by_tensors(step, steps: int) -> Peak:
-    phases = _Phases()
+    phases = Phases()
     seen = _Storages(phases)
     with phases.watched(), seen:
         phases.run(step, steps)
@@ -234,7 +175,8 @@ def _peak(changes, base: int, always: set[int], made: dict[int, Alive], counted:
     for number, nbytes, where in changes:
         total += nbytes
         (live.add if nbytes > 0 else live.discard)(number)
-        phases[where] = max(phases.get(where, 0), total)
+        if nbytes > 0:  # a phase that only frees has no peak of its own
+            phases[where] = max(phases.get(where, 0), total)
         if total > best:
             best, at, alive = total, where, live.copy()
     if not made:
@@ -264,7 +206,7 @@ def _by_allocator(step, steps: int) -> Peak:
         marks.append((_allocations(), phases.at))
 
     torch.cuda.init()
-    base, phases = torch.cuda.memory_allocated(), _Phases(turn)
+    base, phases = torch.cuda.memory_allocated(), Phases(turn)
     torch.cuda.reset_peak_memory_stats()
     began = _allocations()
     with phases.watched(), _history() as events:

@@ -1,0 +1,367 @@
+"""Profiling a loop, the lines at which the host waits, the step in which memory peaks, and the exercises on them."""
+
+import gzip
+import inspect
+import json
+import os
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from perflab import PerflabError
+from perflab.kernels import peak, profile, syncs
+
+THIS = os.path.abspath(__file__)
+
+
+def line_of(function, text: str) -> int:
+    """The line of this file in which `text` stands inside of `function`."""
+    lines, first = inspect.getsourcelines(function)
+    return first + next(k for k, line in enumerate(lines) if text in line)
+
+
+# -- where the host waits
+
+
+def model_and_optimizer(**options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    return model, torch.optim.Adam(model.parameters(), **options)
+
+
+def one_line_each(x):
+    x.sum().item()
+    x[x > 0]
+    torch.nonzero(x)
+    x.cpu()
+    x.tolist()
+    repr(x)
+    bool(x.sum() > 0)
+    torch.unique(x)
+    torch.masked_select(x, x > 0)
+    f"{x.sum():.3f}"
+
+
+def test_each_kind_of_wait_is_found_at_its_own_line():
+    lines, first = inspect.getsourcelines(one_line_each)
+    found = syncs.host_syncs(lambda: one_line_each(torch.randn(4, 4)))
+    assert [s.line for s in found] == [first + k for k in range(1, len(lines))]
+    assert {s.file for s in found} == {THIS} and all(s.count == 1 for s in found)
+    assert [s.code for s in found] == [line.strip() for line in lines[1:]]
+
+
+def no_line(x):
+    x[x > 0] = 0.0
+    x.masked_fill(x > 0, 1.0)
+    torch.where(x > 0, x, -x)
+    x.to(torch.float64)
+    x.argmax(0)
+    torch.repeat_interleave(x, 2)
+
+
+def test_what_waits_for_nothing_is_not_named():
+    assert syncs.host_syncs(lambda: no_line(torch.randn(4, 4))) == []
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_neither_the_optimizers_own_counter_nor_clipping_is_a_wait(foreach):
+    model, optimizer = model_and_optimizer(foreach=foreach)
+
+    def step():
+        model(torch.randn(4, 8)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert syncs.host_syncs(step) == []
+
+
+def test_waits_of_one_line_are_counted_and_named():
+    x = torch.randn(4)
+
+    def step():
+        return [x[k].item() + len(x[x > 0]) for k in range(3)]
+
+    (found,) = syncs.host_syncs(step)
+    assert found.count == 6 and found.operator == "aten._local_scalar_dense"
+    assert found.names == ("aten._local_scalar_dense", "aten.index")
+    assert str(found).startswith(f"test_profile.py, line {found.line}: return [x[k].item()")
+
+
+def test_a_wait_inside_of_a_library_is_the_line_that_called_it():
+    model, optimizer = model_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step():
+        scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    found = syncs.host_syncs(step)
+    assert found and {s.line for s in found} <= {line_of(step, "scaler.step("), line_of(step, "scaler.update(")}
+
+
+def test_a_wait_in_a_backward_is_found():
+    class Peeks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            grad.sum().item()
+            return grad
+
+    x = torch.ones(3, requires_grad=True)
+    (found,) = syncs.host_syncs(lambda: Peeks.apply(x).sum().backward())
+    assert found.line == line_of(Peeks.backward, "grad.sum().item()")
+
+
+def test_a_notebooks_cell_is_called_cell():
+    scope: dict = {"torch": torch}
+    exec(compile("def step():\n    torch.ones(1).item()", "/tmp/ipykernel_12/345.py", "exec"), scope)
+    (found,) = syncs.host_syncs(scope["step"])
+    assert (found.file, found.line, found.place) == ("cell", 2, "cell, line 2")
+
+
+def test_without_a_frame_of_ones_own_another_thread_is_looked_at():
+    seen = []
+    bare = threading.Thread(target=lambda thread: seen.append(syncs.where(thread)), args=(threading.get_ident(),))
+    bare.start()
+    bare.join()
+    assert seen[0][0] == THIS and seen[0][1] > 0
+
+
+def test_all_is_as_it_was_after_a_step_that_raises():
+    before = torch.cuda.synchronize, torch.autograd.backward, torch.autograd.grad
+    calls = []
+
+    def step():
+        calls.append(torch.ones(1).item())
+        if len(calls) == 2:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        syncs.host_syncs(step)
+    with pytest.raises(KeyError, match="mine"):
+        calls.clear()
+        peak.peak_step(step, 2)
+    assert before == (torch.cuda.synchronize, torch.autograd.backward, torch.autograd.grad)
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize("call", [syncs.host_syncs, peak.peak_step, profile.profiled])
+def test_what_is_no_function_is_one_sentence(call):
+    with pytest.raises(PerflabError, match=r"lambda: step\(batch\)"):
+        call(torch.ones(3))
+
+
+# -- where memory peaks
+
+
+def training(batches, width=64, depth=4):
+    """A step that takes its batch sizes from `batches`; AdamW's state comes with its first step."""
+    layers = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    optimizer, sizes = torch.optim.AdamW(model.parameters()), iter(batches)
+
+    def step():
+        loss = model(torch.randn(next(sizes), width)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_the_step_with_the_large_batch_is_where_memory_peaks(at):
+    sizes = [64] * 4
+    sizes[at - 1] = 4096
+    _, _, step = training(sizes)
+    found = peak.peak_step(step, 4, device="cpu")
+    assert (found.step, found.phase) == (at, "backward")
+    largest = 4096 * 64 * 4
+    assert found.alive[0].line == line_of(training, "loss = model(") and found.alive[0].bytes >= 4 * largest
+
+
+def test_the_peak_is_the_memory_trackers_of_torch_to_the_byte():
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    model, optimizer, step = training([512] * 3)
+    step()  # so that the optimizer's state is there for both
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+    with tracker:
+        step()
+    theirs = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert peak.peak_step(step, 1, device="cpu").bytes == theirs
+
+
+def test_with_a_small_batch_memory_peaks_in_the_optimizer():
+    _, _, step = training([1] * 2, width=256)
+    found = peak.peak_step(step, 2, device="cpu")
+    assert found.phase == "optimizer"
+    assert set(found.phases) == {(s, p) for s in (1, 2) for p in ("forward", "backward", "optimizer")}
+    assert found.phases[2, "forward"] > found.phases[1, "forward"], "the optimizer's state is kept"
+
+
+def test_a_second_forward_of_a_step_is_forward_and_what_comes_after_a_backward_the_rest():
+    model = nn.Linear(64, 64)
+
+    def step():
+        for rows in (8, 512):
+            model(torch.randn(rows, 64)).sum().backward()
+        torch.zeros(4096).sum()
+
+    found = peak.peak_step(step, 1, device="cpu")
+    assert found.phases[1, "forward"] > 512 * 64 * 4
+    assert 0 < found.phases[1, "rest"] < found.phases[1, "forward"] + 4096 * 4
+
+
+def test_what_is_alive_at_the_peak_adds_up_to_it():
+    _, _, step = training([256, 512])
+    found = peak.peak_step(step, 2, device="cpu")
+    assert sum(a.bytes for a in found.alive) == found.bytes
+    parameters = next(a for a in found.alive if a.phase == "parameters and inputs")
+    assert 0 <= parameters.bytes - 4 * (64 * 64 + 64) * 4 <= 64, "with AdamW's counters, which no operator makes"
+    assert found.table().loc[2, "backward"] == found.bytes
+
+
+def test_a_batch_that_is_made_by_nobody_here_counts_only_while_it_is_alive():
+    data = [bytearray(64 * 1024) for _ in range(3)]
+    left = iter(data)
+
+    def step():
+        return torch.frombuffer(next(left), dtype=torch.float32).sum()
+
+    assert peak.peak_step(step, 3, device="cpu").bytes < 2 * 64 * 1024
+
+
+def test_steps_that_use_no_tensor_have_no_peak():
+    with pytest.raises(PerflabError, match="no peak"):
+        peak.peak_step(lambda: None, 2, device="cpu")
+    with pytest.raises(PerflabError, match="steps=0"):
+        peak.peak_step(lambda: None, 0)
+
+
+# -- the profiler
+
+
+def products(n=6):
+    a = torch.randn(64, 64)
+    for _ in range(n):
+        a = torch.relu(a @ a)
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return profile.profiled(products, steps=4, warmup=2)
+
+
+def test_the_steps_asked_for_are_recorded_and_their_operators_counted(seen):
+    assert seen.recorded == 4
+    rows = seen.table(100).set_index("operator")
+    assert rows.loc["aten::mm", "calls"] == rows.loc["aten::relu", "calls"] == 4 * 6
+    assert not any(name.startswith("ProfilerStep") or ".py(" in name for name in rows.index)
+
+
+def test_self_times_add_up_and_totals_count_parents_twice(seen):
+    rows = seen.table(100).set_index("operator")
+    assert rows["share"].sum() == pytest.approx(1)
+    assert list(rows["self_host_s"]) == sorted(rows["self_host_s"], reverse=True)
+    assert rows.loc["aten::matmul", "total_host_s"] >= rows.loc["aten::mm", "total_host_s"]
+    assert rows["total_host_s"].sum() > 1.2 * rows["self_host_s"].sum()
+
+
+def test_the_step_runs_as_often_as_is_said():
+    calls = []
+    profile.profiled(lambda: calls.append(torch.ones(2) + 1), steps=3, warmup=2)
+    assert len(calls) == 2 * 2 + 3 * 3
+
+
+def test_a_loop_that_the_profiler_slows_is_refused_in_words(seen):
+    made = {"steps": 5, "recorded": 5, "operators": (), "packed": b""}
+    slowed = profile.Profiled(plain_s=(0.9, 1.1), profiled_s=1.9, **made)
+    assert slowed.distortion == pytest.approx(1.9)
+    assert "slows this loop x1.9" in slowed.distrust and "not gaps" in slowed.distrust
+    assert profile.Profiled(plain_s=(1.0, 1.0), profiled_s=1.1, **made).distrust == ""
+    assert "quieter machine" in profile.Profiled(plain_s=(1.0, 1.4), profiled_s=1.2, **made).distrust
+    assert "x" in str(slowed) and not any(c.isdigit() for c in repr(slowed).partition("; ")[2])
+
+
+def test_memory_is_recorded_where_it_is_asked_for(seen):
+    def allocations(profiled):
+        events = json.loads(gzip.decompress(profiled.packed))["traceEvents"]
+        return sum(e.get("name") == "[memory]" for e in events)
+
+    assert allocations(seen) == 0
+    assert allocations(profile.profiled(products, steps=1, warmup=1, memory=True)) >= 12
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_an_exported_trace_is_torchs_own_without_the_computers_name(seen, tmp_path, name):
+    said = seen.export(tmp_path / name)
+    assert name in said and "ui.perfetto.dev" in said and "sends nothing" in said
+    raw = (tmp_path / name).read_bytes()
+    whole = json.loads(gzip.decompress(raw) if name.endswith("gz") else raw)
+    theirs = json.loads(gzip.decompress(seen.packed))
+    assert whole["traceEvents"] == theirs["traceEvents"]
+    assert "host_name" not in whole and str(tmp_path) not in json.dumps(whole)
+
+
+def test_a_place_that_will_not_do_is_one_sentence(seen, tmp_path):
+    seen.export(tmp_path / "a.json")
+    before = (tmp_path / "a.json").read_bytes()
+    for path, word in [("a.json", "not overwritten"), ("b.txt", "something.json"), ("none/b.json", "does not exist")]:
+        with pytest.raises(PerflabError, match=word):
+            seen.export(tmp_path / path)
+    assert (tmp_path / "a.json").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("bad", [{"steps": 0}, {"steps": 2.5}, {"warmup": 0}, {"warmup": True}])
+def test_counts_that_are_none_are_one_sentence(bad):
+    with pytest.raises(PerflabError, match="whole number"):
+        profile.profiled(products, **bad)
+
+
+def test_a_profiler_around_or_inside_is_one_sentence_and_the_outer_one_goes_on():
+    def starts_another():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            products()
+
+    with pytest.raises(PerflabError, match="profiler of its own"):
+        profile.profiled(starts_another)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as outer:
+        with pytest.raises(PerflabError, match="already running"):
+            profile.profiled(products)
+        products(3)
+    assert next(e.count for e in outer.key_averages() if e.key == "aten::mm") == 3
+
+
+@pytest.mark.parametrize("call", [1, 4, 7, 9])
+def test_an_interrupt_stops_the_profiler_and_leaves_no_file(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    calls = []
+
+    def step():
+        calls.append(products())
+        if len(calls) == call:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile.profiled(step, steps=2, warmup=2)
+    assert not torch._C._autograd._profiler_enabled() and list(tmp_path.iterdir()) == []
+    calls.clear()
+    assert profile.profiled(products, steps=2, warmup=1).recorded == 2
+
+
+def test_python_frames_are_no_operators():
+    """torch 2.12 and 2.13 list them as operators when stacks are recorded."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, with_stack=True) as seen:
+        products()
+    names = {row["operator"] for row in profile._operators(seen)}
+    assert "aten::mm" in names and not any("py(" in name or name.startswith("<") for name in names)
