@@ -9,7 +9,7 @@ import contextlib
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -170,9 +170,9 @@ def _storage(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
-def _views(tensors) -> dict[tuple, int]:
+def views_of(some: Iterable[torch.Tensor]) -> dict[tuple, int]:
     """The distinct pieces of memory that tensors address, with their bytes: `x + x` and `x @ x.t()` read x once."""
-    return {(_storage(t), t.storage_offset(), _dimensions(t)): distinct_bytes(t) for t in tensors}
+    return {(_storage(t), t.storage_offset(), _dimensions(t)): distinct_bytes(t) for t in some}
 
 
 class Traffic(TorchDispatchMode):
@@ -200,17 +200,16 @@ class Traffic(TorchDispatchMode):
 
     def _see(self, func, args, kwargs, out):
         name = str(func._overloadpacket)
-        inputs, outputs = _tensors([args, kwargs]), _tensors(out)
-        changed, overwritten = _changed(func, args, kwargs)
-        ours = {_storage(t) for t in inputs}
-        made = [t for t in outputs if _storage(t) not in ours]
         base = arithmetic.base_name(name)
+        inputs, outputs = tensors([args, kwargs]), tensors(out)
+        changed, overwritten = _changed(func, args, kwargs)
+        made = made_by(inputs, outputs)
         if not made and not changed and (outputs or base not in _READS_ONLY):
             return  # a view, or a question about a shape
         if base in _OVERWRITES:
             overwritten = changed
-        reads = _views(t for t in inputs if not any(t is o for o in overwritten))
-        writes = _views([*made, *changed])
+        reads = views_of(t for t in inputs if not any(t is o for o in overwritten))
+        writes = views_of([*made, *changed])
         if base.endswith("_like") or base.startswith("new_"):
             reads = {}  # these look at a shape only
         if base in _ALLOCATES:
@@ -239,7 +238,7 @@ class Traffic(TorchDispatchMode):
 
     def returned(self, result) -> dict[int, int]:
         """Bytes of what the call made and returned, by storage."""
-        return {view[0]: n for view, n in _views(_tensors(result)).items() if view[0] in self._born}
+        return {view[0]: n for view, n in views_of(tensors(result)).items() if view[0] in self._born}
 
     def work(self, returned: dict[int, int], products: dict[str, int], registry: set[str]) -> Work:
         """The sum. `products` is torch's count by operator, `registry` names what torch has formulas for.
@@ -259,7 +258,14 @@ class Traffic(TorchDispatchMode):
         return Work(*totals, unknown=unknown, fused_bytes=fused_bytes, operators=operators)
 
 
-def _tensors(x) -> list[torch.Tensor]:
+def made_by(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs that have memory of their own: of a view, none."""
+    ours = {_storage(t) for t in inputs}
+    return [t for t in outputs if _storage(t) not in ours]
+
+
+def tensors(x) -> list[torch.Tensor]:
+    """All tensors in nested lists, tuples and mappings."""
     return [t for t in tree_leaves(x) if isinstance(t, torch.Tensor)]
 
 
@@ -268,7 +274,7 @@ def _changed(func, args, kwargs) -> tuple[list[torch.Tensor], list[torch.Tensor]
     changed, overwritten = [], []
     for k, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            tensors = _tensors(args[k] if k < len(args) else kwargs.get(argument.name))
-            changed += tensors
-            overwritten += tensors if argument.kwarg_only else []
+            written = tensors(args[k] if k < len(args) else kwargs.get(argument.name))
+            changed += written
+            overwritten += written if argument.kwarg_only else []
     return changed, overwritten

@@ -1,0 +1,183 @@
+"""The audit of mixed precision against what autocast documents, and what 16 bits can hold."""
+
+import pytest
+import torch
+from torch import nn
+
+from perflab import PerflabError
+from perflab.kernels import amp, tf32
+
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+def mlp(blocks=4, width=64):
+    layers = [m for _ in range(blocks) for m in (nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))]
+    return nn.Sequential(*layers)
+
+
+# -- casts
+
+
+def test_each_float32_tensor_that_a_linear_layer_gets_is_cast_once():
+    """8 weights, 8 biases, and the input of the first; the activations after it are 16-bit."""
+    seen = amp.audit(mlp(), torch.randn(32, 64))
+    assert seen.casts == 8 + 8 + 1
+    assert seen.plain_operators == 12 and seen.operators == 12 + 17
+    assert seen.casts_share == pytest.approx(17 / 29)
+    assert amp.audit(nn.GELU(), torch.randn(8)).casts == 0
+
+
+def test_the_cache_casts_weights_once_a_region_and_activations_each_time():
+    model, x = mlp(), torch.randn(32, 64)
+    seen = amp.audit(lambda x: [model(x) for _ in range(3)], x)
+    assert seen.casts == 16 + 3 and seen.casts_uncached == 3 * 17
+
+
+def test_products_run_in_the_low_dtype_and_a_loss_in_float32():
+    model, x = nn.Linear(64, 64), torch.randn(32, 64)
+    seen = amp.audit(lambda x: nn.functional.mse_loss(model(x), x), x)
+    assert seen.dtypes_of("addmm") == "bfloat16" and seen.dtypes_of("mse_loss") == "float32"
+    assert seen.dtypes_of("conv2d") == ""
+    half = amp.audit(model, x, dtype=FP16)
+    assert half.dtypes_of("addmm") == "float16"
+
+
+def test_the_audit_agrees_with_the_dtype_of_the_result():
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Softmax(-1)), torch.randn(4, 16)
+    seen = amp.audit(model, x)
+    with torch.autocast("cpu", BF16):
+        out = model(x)
+    assert seen.dtypes_of("_softmax") == str(out.dtype).removeprefix("torch.")
+    assert "CPU" in seen.note and "nothing of CUDA" in str(seen)
+
+
+# -- what stays
+
+
+def test_parameters_stay_float32_and_a_16_bit_copy_comes_on_top():
+    model = mlp()
+    seen = amp.audit(model, torch.randn(32, 64))
+    nbytes = sum(p.nbytes for p in model.parameters())
+    assert seen.parameter_bytes == (nbytes, nbytes) and seen.parameter_dtypes == ("float32", "float32")
+    assert seen.copy_bytes == nbytes // 2
+
+
+def test_saved_bytes_are_the_activations_and_under_autocast_half_plus_the_copies():
+    """A linear layer saves its input and its weight; the weight in float32 is the parameter itself."""
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(32, 64)
+    seen = amp.audit(model, x)
+    activations, weights = 2 * 32 * 64, 64 * 64
+    plain, low = seen.saved_bytes
+    assert plain == 4 * activations
+    assert low == 2 * activations + 2 * weights  # of the second layer: the first one's input needs no gradient
+
+
+def test_after_a_step_all_is_float32_under_autocast_and_16_bit_after_to():
+    model, x = mlp(), torch.randn(32, 64)
+    n = sum(p.numel() for p in model.parameters())
+    plain, low = amp.after_a_step(model, x), amp.after_a_step(model, x, dtype=BF16)
+    assert plain == low
+    assert [low[k] for k in ("parameters", "gradients", "states")] == ["float32"] * 3
+    assert [low[f"{k}_bytes"] for k in ("parameter", "gradient", "state")] == [4 * n, 4 * n, 8 * n]
+    pure = amp.after_a_step(model.to(BF16), x.to(BF16))
+    assert [pure[f"{k}_bytes"] for k in ("parameter", "gradient", "state")] == [2 * n, 2 * n, 4 * n]
+    assert all(p.grad is None for p in model.parameters())  # a copy was trained
+
+
+def test_an_audit_leaves_the_model_as_it_was():
+    model, x = mlp(), torch.randn(32, 64)
+    before = [p.clone() for p in model.parameters()]
+    amp.audit(model, x)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_rows_are_an_operator_each_with_its_dtypes():
+    rows = amp.audit(mlp(1), torch.randn(32, 64)).rows()
+    assert rows == {
+        "addmm": {"reads": "bfloat16", "writes": "bfloat16", "calls": 2},
+        "gelu": {"reads": "bfloat16", "writes": "bfloat16", "calls": 1},
+        "_to_copy": {"reads": "float32", "writes": "bfloat16", "calls": 5},
+    }
+    assert list(amp.audit(mlp(1), torch.randn(32, 64)).table().columns) == ["operator", "reads", "writes", "calls"]
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: amp.audit(7), "a model or a function"),
+        (lambda: amp.audit(mlp(), torch.randn(1, 64), dtype=torch.float64), "bfloat16 or float16"),
+        (lambda: amp.audit(mlp().to(BF16), torch.randn(1, 64)), "16-bit already"),
+        (lambda: amp.audit(lambda: None), "no operator"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(call, word):
+    with pytest.raises(PerflabError, match=word):
+        call()
+
+
+# -- what 16 bits hold
+
+
+def test_small_gradients_underflow_in_fp16_and_a_scale_saves_them():
+    def gradient(dtype, scale):
+        weight, small = torch.ones(1, requires_grad=True), torch.tensor([1e-4], dtype=dtype)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        scaler.scale(1e-4 * (weight.to(dtype) * small).float()).backward()
+        return weight.grad.item() / scale
+
+    assert gradient(FP16, 1.0) == 0
+    assert gradient(FP16, 65536.0) == pytest.approx(1e-8, rel=0.01)
+    assert gradient(BF16, 1.0) == pytest.approx(1e-8, rel=0.02)
+
+
+def test_small_updates_are_lost_in_16_bits():
+    """Between 0.5 and 1 the numbers of bfloat16 lie 2**-8 apart, those of float16 2**-11."""
+
+    def after(dtype):
+        weight = torch.ones((), dtype=dtype)
+        for _ in range(100):
+            weight -= 1e-4
+        return weight.item()
+
+    assert after(torch.float32) == pytest.approx(0.99, abs=1e-5)
+    assert after(BF16) == after(FP16) == 1.0
+
+
+# -- TF32
+
+
+def test_tf32_is_set_inside_and_as_before_outside():
+    before = torch.get_float32_matmul_precision()
+    assert before == "highest"
+    with tf32.tf32():
+        assert torch.get_float32_matmul_precision() == "high"
+    with pytest.raises(KeyError), tf32.matmul_precision("medium"):
+        raise KeyError
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize(
+    ("products", "busy", "capability", "precision", "advise", "word"),
+    [
+        (0.9, 0.95, (9, 0), "highest", True, "86% of the step"),
+        (0.0, 0.95, (9, 0), "highest", False, "0% of the device's time"),  # a 16-bit step
+        (0.2, 0.95, (9, 0), "highest", False, "20% of the device's time"),  # memory-bound
+        (0.9, 0.10, (9, 0), "highest", False, "busy in 10%"),  # tiny
+        (0.9, 0.95, (7, 5), "highest", False, "capability 8.0"),
+        (0.9, 0.95, (9, 0), "high", False, "on already"),
+        (float("nan"), float("nan"), (9, 0), "highest", False, "profiler"),
+    ],
+)
+def test_tf32_is_advised_only_where_float32_products_are_most_of_a_busy_step(
+    products, busy, capability, precision, advise, word
+):
+    advice = tf32.tf32_advice(products, busy, capability, precision)
+    assert advice.advise is advise and word in advice.sentence
+
+
+def test_the_share_of_products_needs_a_device():
+    if not torch.cuda.is_available():
+        with pytest.raises(PerflabError, match="no CUDA device here"):
+            tf32.float32_products(lambda: None)
