@@ -2,12 +2,12 @@
 
 import gzip
 import json
-import re
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
+
+from .events import own_frame
 
 HOST = {"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"}
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -17,10 +17,6 @@ ARGUMENTS = {
 }
 PROPERTIES = ("id", "name", "numSms", "computeMajor", "computeMinor", "totalGlobalMem")
 NAME_LENGTH = 200  # a kernel's template arguments can be thousands of characters
-_FRAME = re.compile(r"^(?P<path>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
-_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "triton", "numpy", "pandas", "PIL", "tqdm"}
-_LIBRARIES |= {"IPython", "ipykernel", "tornado", "traitlets", "zmq", "jupyter_client", "matplotlib", "ipywidgets"}
-_INSTALLED = re.compile(r"/(site-packages|dist-packages|lib/python3\.\d+)/|^<")
 
 
 def exported(profiler: torch.profiler.profile) -> dict:
@@ -59,20 +55,6 @@ def _kept(event: dict) -> dict | None:
     arguments = {key: value for key, value in event.get("args", {}).items() if key in ARGUMENTS}
     taken = {key: event[key] for key in ("ph", "cat", "pid", "tid", "ts", "dur") if key in event}
     return taken | {"name": name[:NAME_LENGTH]} | ({"args": arguments} if arguments else {})
-
-
-def own_frame(name: str) -> str | None:
-    """`file.py(line): function` of a Python frame of the user's own code; None for libraries and built-ins.
-
-    torch strips the folders of sys.path from the names, so a library is known by its first part.
-    """
-    frame = _FRAME.match(name)
-    if frame is None or _INSTALLED.search(frame["path"]):
-        return None
-    path = Path(frame["path"])
-    if path.parts[0].removesuffix(".py") in _LIBRARIES or path.name == "__init__.py":
-        return None
-    return f"{path.name}({frame['line']}): {frame['function']}"
 
 
 def write(trace: dict, path: Path) -> int:

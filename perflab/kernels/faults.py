@@ -1,0 +1,193 @@
+"""What a trace shows to be wrong: each fault with its share, its place, and what mending it can gain at most.
+
+The bound is Amdahl's: a share s of the time, gone altogether, makes the rest 1 / (1 - s) times as fast. A
+device that is kept busy has no finding.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from . import gaps
+from .intervals import length, union, without
+from .whereabouts import Where
+
+TINY, SYNC, DATA = "tiny kernels", "synchronise", "waiting for data"
+PAGEABLE, IN_TURN, ALLOCATE = "pageable copies", "copies in turn", "allocating memory"
+HOST, ONE_BLOCK, MEMORY = "host work", "one-block kernels", "memory peak in backward"
+
+LEAST = 0.05
+"""Share of the span from which a cause is named: below, its removal gains less than the noise of many machines."""
+
+LEAST_SYNC = 0.02
+"""Waits are named earlier: one line mends them, and they return with every step."""
+
+LEAST_TINY = 0.10
+"""Every trace has some gaps between launches, if only at its edges or because the profiler slows the host."""
+
+LONG = 250_000
+"""Nanoseconds of a host that launches nothing, from which this is other work: a launch with all of Python,
+dispatcher and autograd around it takes 5 to 50 us on current machines, profiled too."""
+
+LEAST_LAUNCHES = 20
+"""Late launches before one speaks of a pattern."""
+
+ALONE = 20_000
+"""Nanoseconds from which a kernel with few blocks matters by itself: a shorter one is over before the host
+launches the next few, and filling it would not show."""
+
+LEAST_EMPTY = 0.10
+"""Share of the span in which multiprocessors are empty for want of blocks. The ends of a net always have a
+few small reductions."""
+
+LEAST_SWELL = 0.25
+"""Share of the peak that backward needs for a while only. Backward frees what forward saved while it
+allocates gradients, so an ordinary step swells by a layer or two."""
+
+
+class Finding(NamedTuple):
+    """A fault: share of the span (of the peak for memory), where, one sentence, and the gain at most (a factor)."""
+
+    name: str
+    share: float
+    where: Where
+    sentence: str
+    gain: float
+
+
+def findings(trace) -> list[Finding]:
+    """The faults of a Trace, the largest share first; see `trace.Trace.findings`."""
+    rules = (_waits, _copies, _host, _one_block, _memory)
+    found = [finding for rule in rules for finding in rule(trace)]
+    return sorted(found, key=lambda f: (f.name == MEMORY, -f.share))
+
+
+def _timed(name: str, share: float, where: Where, what: str) -> Finding:
+    gain = 1 / (1 - share) if share < 1 else float("inf")
+    sentence = f"{name}: {what} Without it, at most {gain:.2f} times as fast."
+    return Finding(name, share, where, sentence, gain)
+
+
+def _waits(trace):
+    idle = trace.idle
+    if (share := idle.get(gaps.DATA, 0)) >= LEAST:
+        where = costliest(trace, gaps.DATA)
+        yield _timed(DATA, share, where, f"{_idle(share)} while the loop waits for its next batch, {where}.")
+    if (share := idle.get(gaps.SYNC, 0)) >= LEAST_SYNC:
+        where = costliest(trace, gaps.SYNC)
+        waits = len({(p.thread, p.time) for p in trace.gap_pieces if p.cause == gaps.SYNC})
+        what = f"{waits} times the host waits for the device, which then waits for the host: "
+        yield _timed(SYNC, share, where, f"{what}{_idle(share)} for it, most of it at {where}.")
+    if (share := idle.get(gaps.ALLOCATE, 0)) >= LEAST:
+        where = costliest(trace, gaps.ALLOCATE)
+        yield _timed(ALLOCATE, share, where, f"{_idle(share)} while the host allocates memory, most of it at {where}.")
+
+
+def _idle(share: float) -> str:
+    return f"the device is idle {share:.0%} of the time"
+
+
+def costliest(trace, cause: str, least: int = 0) -> Where:
+    """The place, whatever the step, with the longest gaps of this cause, of those of at least so many nanoseconds."""
+    spent: Counter = Counter()
+    for piece, gap in zip(trace.gap_pieces, trace.gaps, strict=True):
+        if piece.cause == cause and piece.end - piece.start >= least:
+            spent[gap.place._replace(step=None)] += piece.end - piece.start
+    return spent.most_common(1)[0][0] if spent else Where()
+
+
+def _copies(trace):
+    """Copies to the device while it computes nothing, and the gaps that they make."""
+    pageable, exposed = exposed_copies(trace)
+    waiting = trace.idle.get(gaps.COPY, 0)
+    share = exposed + waiting
+    if share >= LEAST and pageable >= exposed / 2 > 0:
+        where = _launched_at(trace, trace.is_held_copy)
+        what = f"{share:.0%} of the time the device only copies from pageable memory, or waits for that: {where}."
+        cure = "Pinned memory, non_blocking=True and a side stream can hide it."
+        yield _timed(PAGEABLE, share, where, f"{what} {cure}")
+    elif share >= 2 * LEAST:
+        where = _launched_at(trace, to_device(trace))
+        what = f"{share:.0%} of the time the device only copies, or waits for a copy: {where}."
+        yield _timed(IN_TURN, share, where, f"{what} A side stream can copy the next batch meanwhile.")
+
+
+def to_device(trace) -> np.ndarray:
+    """Per device event: a copy from the host to the device."""
+    return np.array(["HtoD" in name for name in trace.recording.names] or [False])[trace.events.name]
+
+
+def exposed_copies(trace) -> tuple[float, float]:
+    """Shares of the span in which copies to the device run and nothing else: from pageable memory, and all."""
+    events, copies = trace.events, to_device(trace)
+    rest = union(events.start[~copies], events.end[~copies])
+    shares = []
+    for chosen in (copies & trace.is_held_copy, copies):
+        alone = without(union(events.start[chosen], events.end[chosen]), rest)
+        shares.append(length(alone) / trace.span_ns if trace.span_ns else 0.0)
+    return shares[0], shares[1]
+
+
+def _launched_at(trace, chosen: np.ndarray) -> Where:
+    """The place that launched the events with most time among the chosen."""
+    chosen = chosen & (trace.launch_thread >= 0)
+    spent: Counter = Counter()
+    places = trace.places.at(trace.launch_thread[chosen], trace.launch_start[chosen]) if chosen.any() else []
+    for place, lasts in zip(places, (trace.events.end - trace.events.start)[chosen].tolist(), strict=True):
+        spent[place._replace(step=None)] += lasts
+    return spent.most_common(1)[0][0] if spent else Where()
+
+
+def _host(trace):
+    """Launches that come late: many short gaps are the price of launching, few long ones are other work."""
+    late = [(p.end - p.start, gap) for p, gap in zip(trace.gap_pieces, trace.gaps, strict=True) if p.cause == gaps.HOST]
+    short = [(lasts, gap.place.phase) for lasts, gap in late if lasts < LONG]
+    share = sum(lasts for lasts, _ in short) / max(1, trace.span_ns)
+    if share >= LEAST_TINY and len(short) >= LEAST_LAUNCHES:
+        phases: Counter = Counter()
+        for lasts, phase in short:
+            phases[phase] += lasts
+        where = Where(phase=phases.most_common(1)[0][0])
+        median = np.median((trace.events.end - trace.events.start)[trace.events.kind == 0]) / 1e3
+        launches = f"{trace.launches + trace.graph_launches:,} launches of kernels of {median:.1f} us in the median"
+        busy = f"the host launches more slowly than the device works, which is busy {trace.busy_share:.0%} of the time"
+        yield _timed(TINY, share, where, f"{launches}: {busy} and idle most {where}.")
+    share = sum(lasts for lasts, _ in late if lasts >= LONG) / max(1, trace.span_ns)
+    if share >= LEAST:
+        where = costliest(trace, gaps.HOST, LONG)
+        what = f"{_idle(share)} while the host does other work than launching, most of it"
+        yield _timed(HOST, share, where, f"{what} {where}.")
+
+
+def _one_block(trace):
+    """Kernels that are long and leave multiprocessors empty, weighted by how many."""
+    if not trace.multiprocessors:
+        return
+    events, lasts = trace.events, trace.events.end - trace.events.start
+    chosen = trace.is_small & (lasts >= ALONE)
+    empty = 1 - events.blocks / trace.multiprocessors
+    share = float((lasts * empty)[chosen].sum() / max(1, trace.span_ns))
+    if share >= LEAST_EMPTY:
+        spent: Counter = Counter()
+        for i in np.flatnonzero(chosen).tolist():
+            spent[events.name[i], events.blocks[i]] += int(lasts[i])
+        (name, blocks), _ = spent.most_common(1)[0]
+        where = _launched_at(trace, chosen & (events.name == name))
+        what = f"the device counts as busy {trace.busy_share:.0%} of the time, but {share:.0%} of it is empty"
+        why = f"{trace.kernel(name)} has {blocks} blocks for {trace.multiprocessors} multiprocessors"
+        yield _timed(ONE_BLOCK, min(share, 1.0), where, f"{what}: {why} ({where}).")
+
+
+def _memory(trace):
+    """Memory that backward needs for a while and gives back, in the step with the highest peak."""
+    peak = trace.peak
+    mine = [s for s in trace.swells if peak and s.step == peak.where.step and s.peak >= peak.bytes]
+    if not mine:
+        return
+    swell = mine[0]
+    share = (swell.peak - max(swell.before, swell.after)) / swell.peak
+    if share >= LEAST_SWELL:
+        what = f"allocated memory is highest in step {peak.where.step}, {swell.peak / 2**20:,.0f} MiB"
+        why = f"{share:.0%} of it is there neither when backward begins nor when it ends"
+        yield Finding(MEMORY, share, peak.where, f"{MEMORY}: {what}, {peak.where}; {why}.", 1.0)
