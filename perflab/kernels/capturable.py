@@ -83,6 +83,7 @@ _SAID = {
     "tolist": ".tolist()",
     "numpy": ".numpy()",
     "cpu": ".cpu()",
+    "fn": "unique",  # torch.unique and unique_consecutive, as torch wraps them
 }
 _INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 
@@ -131,8 +132,7 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         name = op._schema.name.removeprefix("aten::")
         for why in _reasons(name, args, kwargs):
-            said = _SAID.get(self.function, self.function)
-            self.forbid(why, said or _SAID.get(name, name))
+            self.forbid(why, _SAID.get(self.function, self.function) or _SAID.get(name, name))
         self.seen.append((name, *(tuple(x.shape) for x in tree_flatten(args)[0] if torch.is_tensor(x))))
         return op(*args, **kwargs)
 
