@@ -71,6 +71,15 @@ OPERATORS: Mapping[str, Operator] = {
     )
 }
 
+PROBES: Mapping[str, Operator] = {  # beside them, to compare with: the same bytes, and nothing written
+    o.name: o
+    for o in (
+        Operator("copy", lambda x, y, out: out.copy_(x), 1, 1, 0),
+        Operator("sum", lambda x, y, out: torch.sum(x), 1, 0, _each("sum")),
+    )
+}
+ALL = OPERATORS | PROBES
+
 
 @dataclass(frozen=True)
 class Case:
@@ -95,7 +104,7 @@ class Case:
         return n * (2 if self.change == "twice the rows" else 1), n
 
     def work(self, on: str) -> Work:
-        return OPERATORS[self.operator].work(*self.shape(on), self.dtype)
+        return ALL[self.operator].work(*self.shape(on), self.dtype)
 
 
 def _sides(on: str, operator: str) -> tuple[int, int, int]:
@@ -106,8 +115,9 @@ def _sides(on: str, operator: str) -> tuple[int, int, int]:
 
 
 def grid() -> dict[str, Case]:
-    """Every operator at every size, as it is and with both changes, by label."""
+    """Every operator at every size, as it is and with both changes, by label; and the probes at the largest."""
     cases = [Case(o, size, change) for o in OPERATORS for size in SIZES for change in CHANGES]
+    cases += [Case(o, SIZES[-1]) for o in PROBES]
     return {case.label: case for case in cases}
 
 
@@ -133,5 +143,5 @@ def prepared(case: Case, tensors: Tensors) -> Callable[[], object]:
     rows, n = case.shape(machine.device())
     x, out = tensors.get(rows, n, case.dtype), tensors.get(rows, n, case.dtype, 2)
     y = tensors.get(n if case.operator == "matmul" else rows, n, case.dtype, 1)
-    call = OPERATORS[case.operator].call
+    call = ALL[case.operator].call
     return lambda: call(x, y, out)

@@ -7,8 +7,9 @@ format, take half the time only where bytes are what takes it.
 import html
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from perflab.bench.estimate import Estimate
 from perflab.bench.result import Result
 from perflab.bench.units import digits, quantity
 from perflab.show import style
@@ -77,6 +78,15 @@ def checks(result: Result, roofs: Roofs) -> list[Check]:
             ratios = [time.ratio(changed.label, case.label).mid for changed in (twice, half)]
             found.append(Check(case, work, placed, time.of(case.label).mid, *ratios, _half_by_regime(name, roofs)))
     return found
+
+
+def percent_of_roof(result: Result, case: Case, roofs: Roofs) -> Estimate:
+    """FLOP/s reached by a case, in percent of the arithmetic roof of its format, with the interval of its time."""
+    time, at_roof = result["time_s"].of(case.label), case.work(ran_on(result)).flops / roofs.peaks[case.dtype]
+    if time.why:
+        return time
+    low, mid, high = (100 * at_roof / x if x > 0 else math.inf for x in (time.hi, time.mid, time.lo))
+    return replace(time, mid=mid, lo=low, hi=high, what=f"percent of the {case.dtype} roof of {case.label}", unit="%")
 
 
 def ran_on(result: Result) -> str:
