@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import psutil
 import torch
+from torch.utils._pytree import tree_map
 
 from perflab.bench import closing, machine, timing
 from perflab.errors import PerflabError
@@ -121,14 +122,26 @@ def compiled(call: Callable, *inputs, mode: str | None = None) -> Compiled:
     compile_s: seconds of the calls until it is warm; kernels are compiled one after the other here, while
     torch.compile itself uses several processes, which pays where there are many. The compiler is started
     before, on a function of one operator.
-    mode: as of torch.compile. A later call with other sizes compiles into a cache of its own as well.
+    mode: as of torch.compile; where it uses CUDA graphs, `call` returns clones of what they hold. A later
+    call with other sizes compiles into a cache of its own as well.
     Raises PerflabError where a compiler is missing, and the error of the call itself as it is.
     """
     changed = options(mode)
     start_s = _started(next((x.device.type for x in inputs if torch.is_tensor(x)), machine.device()))
     ready, compile_s, kernels, seen = _compile(call, inputs, changed)
     graphs = bool(changed.get("triton.cudagraphs")) and machine.device() == "cuda"
+    if graphs:
+        ready = _kept(ready)
     return Compiled(ready, compile_s, start_s, kernels, seen.graphs, tuple(seen.breaks), graphs)
+
+
+def _kept(ready: Callable) -> Callable:
+    """The next replay overwrites what this one returned, and torch raises for who still reads it: so clone."""
+
+    def call(*inputs):
+        return tree_map(lambda x: x.clone() if torch.is_tensor(x) else x, ready(*inputs))
+
+    return call
 
 
 _on: set[str] = set()

@@ -87,7 +87,7 @@ def from_host(x):
 
 
 def inverse(x):
-    return torch.linalg.inv(torch.outer(x, x) + torch.eye(4))  # here
+    return torch.linalg.inv(torch.outer(x, x) + torch.eye(4, device=x.device))  # here
 
 
 def one_hot(x):
