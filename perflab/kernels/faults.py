@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import gaps
-from .intervals import length, union, without
+from .intervals import covered, length, union, without
 from .whereabouts import Where
 
 TINY, SYNC, DATA = "tiny kernels", "synchronise", "waiting for data"
@@ -20,15 +20,17 @@ HOST, ONE_BLOCK, MEMORY = "host work", "one-block kernels", "memory peak in back
 LEAST = 0.05
 """Share of the span from which a cause is named: below, its removal gains less than the noise of many machines."""
 
-LEAST_SYNC = 0.02
-"""Waits are named earlier: one line mends them, and they return with every step."""
+LEAST_SYNC = 0.01
+"""Waits in every step are named earlier: one line mends them, and they return with every step. A wait now and
+then is how a loss is logged."""
 
 LEAST_TINY = 0.10
 """Every trace has some gaps between launches, if only at its edges or because the profiler slows the host."""
 
-LONG = 250_000
-"""Nanoseconds of a host that launches nothing, from which this is other work: a launch with all of Python,
-dispatcher and autograd around it takes 5 to 50 us on current machines, profiled too."""
+LONG = 1_000_000
+"""Nanoseconds of a host that launches nothing and is in no operator, from which this is other work. A launch
+with all of Python, dispatcher and autograd around it takes 5 to 50 us, the start of a backward pass or of an
+optimizer up to some hundred, with the profiler."""
 
 LEAST_LAUNCHES = 20
 """Late launches before one speaks of a pattern."""
@@ -41,9 +43,9 @@ LEAST_EMPTY = 0.10
 """Share of the span in which multiprocessors are empty for want of blocks. The ends of a net always have a
 few small reductions."""
 
-LEAST_SWELL = 0.25
+LEAST_SWELL = 0.35
 """Share of the peak that backward needs for a while only. Backward frees what forward saved while it
-allocates gradients, so an ordinary step swells by a layer or two."""
+allocates gradients, so an ordinary step swells by a layer or two, or by a loss in fp32."""
 
 
 class Finding(NamedTuple):
@@ -74,9 +76,10 @@ def _waits(trace):
     if (share := idle.get(gaps.DATA, 0)) >= LEAST:
         where = costliest(trace, gaps.DATA)
         yield _timed(DATA, share, where, f"{_idle(share)} while the loop waits for its next batch, {where}.")
-    if (share := idle.get(gaps.SYNC, 0)) >= LEAST_SYNC:
+    share = idle.get(gaps.SYNC, 0)
+    waits = len({(p.thread, p.time) for p in trace.gap_pieces if p.cause == gaps.SYNC})
+    if share >= LEAST_SYNC and waits >= len(trace.steps) - 1:  # the first step's, or the last one's, is at the edge
         where = costliest(trace, gaps.SYNC)
-        waits = len({(p.thread, p.time) for p in trace.gap_pieces if p.cause == gaps.SYNC})
         what = f"{waits} times the host waits for the device, which then waits for the host: "
         yield _timed(SYNC, share, where, f"{what}{_idle(share)} for it, most of it at {where}.")
     if (share := idle.get(gaps.ALLOCATE, 0)) >= LEAST:
@@ -88,11 +91,11 @@ def _idle(share: float) -> str:
     return f"the device is idle {share:.0%} of the time"
 
 
-def costliest(trace, cause: str, least: int = 0) -> Where:
-    """The place, whatever the step, with the longest gaps of this cause, of those of at least so many nanoseconds."""
+def costliest(trace, cause: str, chosen: np.ndarray | None = None) -> Where:
+    """The place, whatever the step, with the longest gaps of this cause, of all or of the chosen pieces."""
     spent: Counter = Counter()
-    for piece, gap in zip(trace.gap_pieces, trace.gaps, strict=True):
-        if piece.cause == cause and piece.end - piece.start >= least:
+    for i, (piece, gap) in enumerate(zip(trace.gap_pieces, trace.gaps, strict=True)):
+        if piece.cause == cause and (chosen is None or chosen[i]):
             spent[gap.place._replace(step=None)] += piece.end - piece.start
     return spent.most_common(1)[0][0] if spent else Where()
 
@@ -140,24 +143,36 @@ def _launched_at(trace, chosen: np.ndarray) -> Where:
 
 
 def _host(trace):
-    """Launches that come late: many short gaps are the price of launching, few long ones are other work."""
-    late = [(p.end - p.start, gap) for p, gap in zip(trace.gap_pieces, trace.gaps, strict=True) if p.cause == gaps.HOST]
-    short = [(lasts, gap.place.phase) for lasts, gap in late if lasts < LONG]
-    share = sum(lasts for lasts, _ in short) / max(1, trace.span_ns)
-    if share >= LEAST_TINY and len(short) >= LEAST_LAUNCHES:
+    """Launches that come late: the price of launching, or other work of the host."""
+    start, end = (np.array([getattr(p, key) for p in trace.gap_pieces], np.int64) for key in ("start", "end"))
+    late = np.array([p.cause == gaps.HOST for p in trace.gap_pieces], bool)
+    other = late & (end - start - covered(_launching(trace), start, end) >= LONG)
+    launching = late & ~other
+    share = (end - start)[launching].sum() / max(1, trace.span_ns)
+    if share >= LEAST_TINY and launching.sum() >= LEAST_LAUNCHES:
         phases: Counter = Counter()
-        for lasts, phase in short:
-            phases[phase] += lasts
+        for i in np.flatnonzero(launching).tolist():
+            phases[trace.gaps[i].place.phase] += int(end[i] - start[i])
         where = Where(phase=phases.most_common(1)[0][0])
         median = np.median((trace.events.end - trace.events.start)[trace.events.kind == 0]) / 1e3
         launches = f"{trace.launches + trace.graph_launches:,} launches of kernels of {median:.1f} us in the median"
         busy = f"the host launches more slowly than the device works, which is busy {trace.busy_share:.0%} of the time"
-        yield _timed(TINY, share, where, f"{launches}: {busy} and idle most {where}.")
-    share = sum(lasts for lasts, _ in late if lasts >= LONG) / max(1, trace.span_ns)
+        yield _timed(TINY, float(share), where, f"{launches}: {busy} and idle most {where}.")
+    share = (end - start)[other].sum() / max(1, trace.span_ns)
     if share >= LEAST:
-        where = costliest(trace, gaps.HOST, LONG)
+        where = costliest(trace, gaps.HOST, other)
         what = f"{_idle(share)} while the host does other work than launching, most of it"
-        yield _timed(HOST, share, where, f"{what} {where}.")
+        yield _timed(HOST, float(share), where, f"{what} {where}.")
+
+
+def _launching(trace):
+    """When the host is inside an operator or an optimizer: work that leads to launches."""
+    operators, notes, places = trace.recording.operators, trace.recording.notes, trace.places
+    threads = np.append(np.unique(trace.launch_thread), places.main)
+    outer = (places.operators.parent < 0) & np.isin(operators.thread, threads)
+    optimizer = np.array([name.startswith("Optimizer.") for name in trace.recording.names] or [False])[notes.name]
+    starts, ends = (np.append(getattr(operators, k)[outer], getattr(notes, k)[optimizer]) for k in ("start", "end"))
+    return union(starts, ends)
 
 
 def _one_block(trace):

@@ -18,7 +18,7 @@ DATA = "waiting for data"  # the host waited for the DataLoader
 COPY = "copy"  # the host was held by a copy to the device
 ALLOCATE = "allocating memory"  # the host was inside cudaMalloc, cudaFree or cudaHostAlloc
 QUEUED = "between kernels"  # launched in time: the device changed kernels, or waited for another stream
-UNKNOWN = "unknown"  # the launch is not in the trace
+UNKNOWN = "unknown"  # the launch is not in the trace, though it was made while it was recorded
 CAUSES = (HOST, SYNC, DATA, COPY, ALLOCATE, QUEUED, UNKNOWN)
 
 LATENCY = 10_000
@@ -32,6 +32,7 @@ _DATA = re.compile(r"dataloader|^(next|load|get|fetch)[ _]?(data|batch)|^data([ 
 _SYNC = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize")
 _COPY = re.compile(r"^(cuda|cu|hip)Memcpy")
 _ALLOCATE = re.compile(r"^(cuda|cu|hip)(Malloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemRelease|MemHostAlloc)")
+_RULES = {ALLOCATE: _ALLOCATE, COPY: _COPY, SYNC: _SYNC}
 
 
 class Gap(NamedTuple):
@@ -82,7 +83,8 @@ def pieces(trace) -> list[Piece]:
         around = waiting.around(a, b)
         staged = trace.is_held_copy[event] and returned > a
         if thread < 0:
-            found.append(Piece(a, b, UNKNOWN, -1, a, event))
+            cause = QUEUED if trace.is_early[event] else UNKNOWN
+            found.append(Piece(a, b, cause, -1, a, event))
         elif launched + late <= a and not staged:
             found.append(Piece(a, b, QUEUED, thread, launched, event))
             waiting.credit = 0
@@ -139,15 +141,19 @@ def _latency(trace) -> int:
 
 
 def held(trace) -> list[Held]:
-    """When the host waited, on the main thread and those that launch, in order; enclosing before enclosed."""
+    """When the host waited, on the main thread and those that launch, in order; enclosing before enclosed.
+
+    A wait inside an operator of torch, such as aten::item or aten::to, is as long as the operator: without
+    the wait there would be no operator.
+    """
     recording, places = trace.recording, trace.places
     names, calls, notes = recording.names, recording.calls, recording.notes
     threads = {places.main, *np.unique(trace.launch_thread[trace.launch_thread >= 0]).tolist()}
-    found = [
+    found = {
         Held(int(notes.start[i]), int(notes.end[i]), DATA, int(notes.thread[i]))
         for i in np.flatnonzero(matching(_DATA, names)[notes.name] if len(notes) else [])
         if int(notes.thread[i]) in threads
-    ]
+    }
     if len(calls):
         kinds = {cause: matching(rule, names)[calls.name] for cause, rule in _RULES.items()}
         operator = _operators(trace)
@@ -155,21 +161,20 @@ def held(trace) -> list[Held]:
             thread = int(calls.thread[i])
             if thread not in threads:
                 continue
-            start, end, cause = int(calls.start[i]), int(calls.end[i]), ALLOCATE
+            cause = ALLOCATE
             if kinds[COPY][i]:
                 cause = _copying(trace, i)
             elif kinds[SYNC][i]:
-                copied = i > 0 and calls.thread[i - 1] == thread and kinds[COPY][i - 1]
-                copied = copied and operator[i] == operator[i - 1]
-                cause = COPY if copied and trace.direction(i - 1) == "HtoD" else SYNC
-                if copied and found and found[-1].start == calls.start[i - 1]:
-                    start = found.pop().start  # the copy and the wait for it are one
-            if cause:
-                found.append(Held(start, end, cause, thread))
+                after_copy = i > 0 and kinds[COPY][i - 1] and operator[i] >= 0 and operator[i] == operator[i - 1]
+                cause = COPY if after_copy and trace.direction(i - 1) == "HtoD" else SYNC
+            if not cause:
+                continue
+            if operator[i] >= 0 and cause != ALLOCATE:
+                around = recording.operators
+                found.add(Held(int(around.start[operator[i]]), int(around.end[operator[i]]), cause, thread))
+            else:
+                found.add(Held(int(calls.start[i]), int(calls.end[i]), cause, thread))
     return sorted(found, key=lambda h: (h.start, -h.end))
-
-
-_RULES = {ALLOCATE: _ALLOCATE, COPY: _COPY, SYNC: _SYNC}
 
 
 def _copying(trace, call: int) -> str:
@@ -182,12 +187,21 @@ def _copying(trace, call: int) -> str:
 
 
 def _operators(trace) -> np.ndarray:
-    """The innermost operator around each call."""
-    calls = trace.recording.calls
+    """For each call the outermost of torch's own operators around it, -1 outside of them.
+
+    Autograd's nodes and compiled regions hold many operators and are none themselves.
+    """
+    calls, nest = trace.recording.calls, trace.places.operators
     found = np.full(len(calls), -1)
     for thread in np.unique(calls.thread):
         mine = calls.thread == thread
-        found[mine] = trace.places.operators.at(int(thread), calls.start[mine])
+        found[mine] = nest.at(int(thread), calls.start[mine])
+    if not len(nest.spans):
+        return found
+    aten = np.array([name.startswith("aten::") for name in trace.recording.names])[nest.spans.name]
+    found = np.where((found >= 0) & aten[found], found, -1)
+    while (up := (found >= 0) & (nest.parent[found] >= 0) & aten[nest.parent[found]]).any():
+        found = np.where(up, nest.parent[found], found)
     return found
 
 

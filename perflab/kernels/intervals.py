@@ -63,3 +63,17 @@ def parents(start: np.ndarray, end: np.ndarray) -> np.ndarray:
             found[i] = open_[-1]
         open_.append(i)
     return found
+
+
+def covered(spans: Intervals, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Nanoseconds of each stretch [start, end) that merged intervals cover."""
+    if not len(spans[0]):
+        return np.zeros(len(start), np.int64)
+    before = np.append(0, np.cumsum(spans[1] - spans[0]))
+
+    def until(time: np.ndarray) -> np.ndarray:
+        i = np.searchsorted(spans[0], time, side="right")
+        inside = np.clip(time, spans[0][i - 1], spans[1][i - 1]) - spans[0][i - 1]
+        return np.where(i > 0, before[i - 1] + inside, 0)
+
+    return until(end) - until(start)

@@ -52,13 +52,14 @@ def largest(h: torch.Tensor) -> float:
 def item_each_step(device: str) -> Loop:
     """The largest activation of each layer, and the loss, are read to the host in every step."""
     width = size(device, 4096, 16)
-    net, x = stack(width, 8, device), rows(width, width, device)
+    net, x = stack(width, 8, device), rows(2 * width, width, device)
+    blocks = [net[k : k + 2] for k in range(0, len(net), 2)]
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     while True:
         with phase("forward"):
             h = x
-            for layer in net:
-                h = layer(h)
+            for block in blocks:
+                h = block(h)
                 largest(h)
             loss = h.float().square().mean()
         with phase("backward"):
@@ -114,11 +115,11 @@ class SlowItems(Dataset):
 
 def slow_loader(device: str) -> Loop:
     """A DataLoader without workers, slower than the device."""
-    width, repeats = size(device, 2048, 16), size(device, 256, 1)
+    width, repeats = size(device, 4096, 16), size(device, 256, 1)
     net = stack(width, 6, device)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     for batch in DataLoader(SlowItems(width), batch_size=32):
-        x = batch.to(device, torch.bfloat16).repeat(repeats, 1)
+        x = batch.to(device).to(torch.bfloat16).repeat(repeats, 1)
         update(net, x, optimizer)
         yield
 
@@ -136,8 +137,8 @@ def one_block(device: str) -> Loop:
 
 def peak_in_backward(device: str) -> Loop:
     """One checkpoint around the whole net: it is computed twice, and backward holds all that forward let go."""
-    width = size(device, 2048, 16)
-    net, x = stack(width, 12, device), rows(8 * width, width, device).requires_grad_()
+    width = size(device, 4096, 16)
+    net, x = stack(width, 6, device), rows(4 * width, width, device).requires_grad_()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     while True:
         with phase("forward"):

@@ -165,7 +165,14 @@ class Trace:
     @property
     def early(self) -> int:
         """Kernels whose launch is not in the trace: it came before the recording began."""
-        return int(((self.events.kind == KERNEL) & (self.call < 0)).sum())
+        return int(((self.events.kind == KERNEL) & self.is_early).sum())
+
+    @functools.cached_property
+    def is_early(self) -> np.ndarray:
+        """Per device event: its launch has a number below those of all calls in the trace."""
+        numbers = self.recording.calls.correlation
+        first = numbers[numbers >= 0].min() if (numbers >= 0).any() else np.iinfo(np.int64).max
+        return (self.call < 0) & (self.events.correlation < first)
 
     def kernel(self, name: int) -> str:
         """The short name of a kernel or copy, by its number in the recording."""
@@ -180,15 +187,18 @@ class Trace:
 
     @functools.cached_property
     def is_small(self) -> np.ndarray:
-        """Per device event: a kernel with fewer blocks than the device has multiprocessors."""
+        """Per device event: a kernel whose blocks leave at least half of the multiprocessors empty.
+
+        The large products of cuBLAS and cuDNN take 120 to 132 blocks for 132 multiprocessors: they fill it.
+        """
         blocks, several = self.events.blocks, self.multiprocessors
         if several is None:
             return np.zeros(len(blocks), bool)
-        return (self.events.kind == KERNEL) & (blocks >= 0) & (blocks < several)
+        return (self.events.kind == KERNEL) & (blocks >= 0) & (2 * blocks <= several)
 
     @property
     def small(self) -> pd.DataFrame:
-        """As `top`, of the kernels with fewer blocks than multiprocessors: while one runs, some are empty."""
+        """As `top`, of the kernels that are too small to fill the device (`is_small`)."""
         return self._table(self.is_small)
 
     @property
@@ -252,6 +262,19 @@ class Trace:
         """What is wrong, the largest share first; empty for a device that is kept busy."""
         return faults.findings(self)
 
+    @property
+    def doubts(self) -> list[str]:
+        """Why the figures of this trace may be off, a sentence each; empty for a whole one."""
+        found = []
+        if self.lost:
+            found.append(
+                f"{self.lost:,} of {self.launches:,} launches have no kernel in the trace: the profiler lost them, "
+                "and the device was busier than it says. Profile again, with fewer steps or a newer driver."
+            )
+        if (share := self.idle.get(gaps.UNKNOWN, 0)) >= 0.01:
+            found.append(f"{share:.0%} of the time is a gap before a kernel whose launch the trace does not have.")
+        return found
+
     def __repr__(self) -> str:
         steps = f"{len(self.steps)} steps, " if self.steps else ""
         return f"Trace of {self.name}: {steps}{self.kernels:,} kernels, {self.launches:,} launches"
@@ -295,7 +318,7 @@ def short(name: str) -> str:
     """A kernel's name without its namespaces, its arguments and most of its template: `kernel<Functor>`."""
     if name.startswith(("Memcpy", "Memset")):
         return name
-    head, _, rest = name.removeprefix("void ").partition("<")
+    head, _, rest = name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("<")
     base = head.partition("(")[0].rpartition("::")[2] or name
     functor = _FUNCTOR.search(rest)
     return f"{base}<{functor.group()}>" if functor else base
