@@ -52,46 +52,43 @@ extern "C" __global__ void meet(int *arrived, int *met, int *sm, int *ctas, int 
 def levels() -> dict[str, dict]:
     """Rows for `observe`: the levels from the smallest to the largest, as this device has them. Needs CUDA.
 
-    Columns: is, waits_by (how its members wait for each other), threads (the most), and most_ctas.
+    Columns: is, waits_by (how its members wait for each other), and threads (the most).
     """
     asked = _asked("attributes")
-    clustered = bool(asked.get("cluster_launch"))
     return {
         "thread": {
             "is": "one course of instructions",
             "waits_by": "nothing to wait for",
             "threads": 1,
-            "most_ctas": 0,
         },
         "warp": {
             "is": "threads that issue together",
             "waits_by": "__syncwarp",
             "threads": asked["threads_a_warp"],
-            "most_ctas": 0,
         },
         "CTA = thread block": {
             "is": "warps on one SM, with shared memory",
             "waits_by": "__syncthreads",
             "threads": asked["threads_a_cta"],
-            "most_ctas": 1,
         },
         "cluster": {
             "is": "CTAs on neighbouring SMs (Hopper and newer)",
             "waits_by": "cluster.sync",
             "threads": "as its CTAs",
-            "most_ctas": asked.get("largest_cluster", 0) if clustered else 0,
         },
         "grid": {
             "is": "all CTAs of a launch",
             "waits_by": "its end, or grid.sync in a cooperative launch",
             "threads": "as its CTAs",
-            "most_ctas": asked["ctas_a_grid"],
         },
     }
 
 
 def device_facts() -> dict[str, dict]:
-    """Rows for `observe`: the figures of this device that bound a launch, by the driver. Needs CUDA."""
+    """Rows for `observe`: the figures of this device that bound a launch, by the driver. Needs CUDA.
+
+    largest_cluster is in CTAs, 0 where there are no clusters; what ends in _launch is 1 for yes and 0 for no.
+    """
     return {name: {"reads": x} for name, x in _asked("attributes").items()}
 
 
@@ -218,7 +215,7 @@ class _Meeting:
 
 def _attributes() -> dict[str, int]:
     driver = _Driver()
-    found = driver.attributes()
+    found = driver.attributes() | {"largest_cluster": 0}
     if found["cluster_launch"] and hasattr(torch.cuda, "_compile_kernel"):
         found["largest_cluster"] = _Meeting(driver).largest_cluster()
     return found

@@ -209,9 +209,7 @@ def test_the_levels_go_from_the_smallest_to_the_largest(monkeypatch):
     rows = hierarchy.levels()
     assert [name.split(" ")[0] for name in rows] == ["thread", "warp", "CTA", "cluster", "grid"]
     assert (rows["warp"]["threads"], rows["CTA = thread block"]["threads"]) == (32, 1024)
-    assert [row["most_ctas"] for row in rows.values()] == [0, 0, 1, 8, 2**31 - 1]
-    monkeypatch.setattr(hierarchy, "_asked", lambda what: attributes(cluster_launch=0))
-    assert hierarchy.levels()["cluster"]["most_ctas"] == 0
+    assert hierarchy.device_facts()["largest_cluster"] == {"reads": 8}
 
 
 def test_without_a_compiler_of_kernels_the_reason_stands_in_for_the_meetings(monkeypatch):
