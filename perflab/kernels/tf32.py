@@ -72,7 +72,7 @@ def tf32_advice(products_share: float, busy_share: float, capability: tuple[int,
     )
 
 
-class _Named(TorchDispatchMode):
+class Named(TorchDispatchMode):
     """Puts each matrix product on float32 under a name that the profiler shows."""
 
     name = "perflab float32 product"
@@ -98,11 +98,11 @@ def float32_products(step: Callable[[], object]) -> tuple[float, float]:
     step()
     wall_s = min(timing.wall(step, blocks=5)[0])
     busy_s = timing.busy(step)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen, _Named():
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen, Named():
         step()
         torch.cuda.synchronize()
     events = seen.events()
-    products_us = sum(e.device_time_total for e in events if e.name == _Named.name and _on_host(e))
+    products_us = sum(e.device_time_total for e in events if e.name == Named.name and _on_host(e))
     return products_us / 1e6 / busy_s, busy_s / wall_s
 
 

@@ -181,3 +181,14 @@ def test_the_share_of_products_needs_a_device():
     if not torch.cuda.is_available():
         with pytest.raises(PerflabError, match="no CUDA device here"):
             tf32.float32_products(lambda: None)
+
+
+@pytest.mark.parametrize(("region", "named"), [(False, 5), (True, 0)])
+def test_the_profiler_sees_each_float32_product_by_name(region, named):
+    """Two layers: two forward, two of the weights, one of the second one's input."""
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), torch.randn(4, 16)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen, tf32.Named():
+        with torch.autocast("cpu", BF16, enabled=region):
+            loss = model(x).sum()
+        loss.backward()
+    assert sum(e.name == tf32.Named.name for e in seen.events()) == named
