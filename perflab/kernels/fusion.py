@@ -127,9 +127,10 @@ def compiled(call: Callable, *inputs, mode: str | None = None) -> Compiled:
     Raises PerflabError where a compiler is missing, and the error of the call itself as it is.
     """
     changed = options(mode)
-    start_s = _started(next((x.device.type for x in inputs if torch.is_tensor(x)), machine.device()))
+    device = next((x.device.type for x in inputs if torch.is_tensor(x)), machine.device())
+    start_s = _started(device)
     ready, compile_s, kernels, seen = _compile(call, inputs, changed)
-    graphs = bool(changed.get("triton.cudagraphs")) and machine.device() == "cuda"
+    graphs = bool(changed.get("triton.cudagraphs")) and device == "cuda"
     if graphs:
         ready = _kept(ready)
     return Compiled(ready, compile_s, start_s, kernels, seen.graphs, tuple(seen.breaks), graphs)
