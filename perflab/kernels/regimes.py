@@ -80,6 +80,32 @@ def checks(result: Result, roofs: Roofs) -> list[Check]:
     return found
 
 
+def raised(roofs: Roofs, result: Result) -> Roofs:
+    """Roofs no lower than what a study of `operators.grid()` reached: a roof is the best that was seen.
+
+    Between two studies others may have taken a part of the machine, and points would lie above their roof.
+    A copy that fits the last cache says nothing of memory, and raises nothing.
+    """
+    time, on = result["time_s"], ran_on(result)
+    copy, product = Case("copy", SIZES[-1]), Case("matmul", SIZES[-1])
+    moved, peaks = copy.work(on).moved_bytes, dict(roofs.peaks)
+    cached = roofs.cache_bytes is not None and moved <= roofs.cache_bytes
+    seen = [roofs.bytes_per_s] + [moved / time.of(copy.label).mid] * (not cached)
+    for case in (product, replace(product, change="half the bytes")):
+        reached = case.work(on).flops / time.of(case.label).mid
+        peaks[case.dtype] = max(x for x in (peaks.get(case.dtype, 0), reached) if not math.isnan(x))
+    return replace(roofs, bytes_per_s=max(x for x in seen if not math.isnan(x)), peaks=peaks)
+
+
+def part_of_copy(result: Result, operator: str) -> Estimate:
+    """bytes/s of a large operator over those of the large copy of the same rounds: 1 says as fast as a copy."""
+    case, copy, on = Case(operator, SIZES[-1]), Case("copy", SIZES[-1]), ran_on(result)
+    times = result["time_s"].ratio(copy.label, case.label)
+    more = case.work(on).moved_bytes / copy.work(on).moved_bytes
+    what = f"bytes/s of {case.label} / bytes/s of {copy.label}"
+    return replace(times, mid=times.mid * more, lo=times.lo * more, hi=times.hi * more, what=what)
+
+
 def percent_of_roof(result: Result, case: Case, roofs: Roofs) -> Estimate:
     """FLOP/s reached by a case, in percent of the arithmetic roof of its format, with the interval of its time."""
     time, at_roof = result["time_s"].of(case.label), case.work(ran_on(result)).flops / roofs.peaks[case.dtype]

@@ -7,7 +7,7 @@ torch reaches here is what a program can hope for.
 import contextlib
 import html
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from perflab.bench.units import step_of
 from perflab.errors import PerflabError
 
 from .gpus import Gpu, Sheet
+from .tf32 import matmul_precision
 
 COPY, HERE = "copy", "this machine"
 KINDS = (COPY, "fp32", "tf32", "bf16", "fp16", "fp8")
@@ -106,17 +107,6 @@ def device() -> dict[str, dict[str, float]]:
     return {"cache": {"cache_bytes": float(found) if found else math.nan}}
 
 
-@contextlib.contextmanager
-def products_in(dtype: str) -> Iterator[None]:
-    """Products of fp32 matrices in TF32 or in full fp32, as they were before afterwards."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def copying(nbytes: int) -> Callable[[], object]:
     """A copy of float32 numbers into memory that is there already, on the device of this machine."""
     x = random_input(nbytes // 4, device=machine.device())
@@ -139,7 +129,7 @@ def multiplying(dtype: str, n: int) -> Callable[[], object]:
         return lambda: torch.mm(a, b, out=out)
 
     def product():
-        with products_in(dtype):
+        with matmul_precision("high" if dtype == "tf32" else "highest"):
             torch.mm(a, b, out=out)
 
     return product
@@ -184,8 +174,8 @@ def rate(result: Result, kind: str) -> Estimate:
     time, unit = result["time_s"].of(kind), "bytes/s" if kind == COPY else "flops/s"
     if time.why:
         return replace(time, what=f"{kind} roof", unit=unit)
-    done = result.work[kind]
-    return Estimate(done / time.mid, done / time.hi, done / time.lo, time.n, f"{kind} roof", unit, source=result.source)
+    low, mid, high = (result.work[kind] / x if x > 0 else math.inf for x in (time.hi, time.mid, time.lo))
+    return Estimate(mid, low, high, time.n, f"{kind} roof", unit, source=result.source)
 
 
 def of(result: Result, device: Result | None = None) -> Roofs:
@@ -193,7 +183,7 @@ def of(result: Result, device: Result | None = None) -> Roofs:
 
     Raises PerflabError where the copy was not measured.
     """
-    rates = {kind: rate(result, kind) for kind in result.values}
+    rates = {kind: rate(result, kind) for kind in KINDS if kind in result.values}
     if COPY not in rates or rates[COPY].why:
         raise PerflabError(f"{result.study} holds no copy, and without bytes a second there is no roofline.")
     peaks = {kind: e.mid for kind, e in rates.items() if kind != COPY and not e.why}
@@ -228,7 +218,8 @@ class Beside:
         for kind in self.result.values:
             e, printed = rate(self.result, kind), _printed(self.sheet.gpu, kind)
             unit = "bytes/s" if kind == COPY else "flops/s"
-            cells = [kind, str(e), "" if math.isnan(printed) else as_printed(printed, unit)]
+            seen = str(e) if not e.why else self.result.reasons.get(kind, e.why).removeprefix("prepare: ")
+            cells = [kind, seen, "" if math.isnan(printed) else as_printed(printed, unit)]
             cells.append("" if math.isnan(self.share(kind)) else f"{self.share(kind):.0%}")
             cells.append("" if kind == COPY or e.why or copy.why else f"{e.mid / copy.mid:.3g}")
             rows.append("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells) + "</tr>")

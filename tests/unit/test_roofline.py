@@ -1,0 +1,544 @@
+"""The roofline: what is printed about cards, what is measured, the three regimes, the picture, the exercises."""
+
+import contextlib
+import itertools
+import math
+
+import pytest
+import torch
+from matplotlib.text import Text
+
+from perflab import PerflabError, question, vary
+from perflab.bench.estimate import HOLDS, NOT
+from perflab.bench.result import Result
+from perflab.kernels import gpus, operators, regimes, roofline, roofs, work
+from perflab.kernels.operators import CHANGES, OPERATORS, SIZES, Case
+from perflab.kernels.regimes import Check
+from perflab.kernels.roofline import ARITHMETIC, BANDWIDTH, OVERHEAD
+from perflab.learn.problems import roofline as problems
+
+H200 = roofs.Roofs("nvidia-h200", 4.2e12, {"fp32": 51e12, "tf32": 400e12, "bf16": 763e12, "fp16": 736e12}, 60 * 2**20)
+
+
+# -- cards
+
+
+@pytest.mark.parametrize(
+    ("card", "dense_bf16"),  # torchtitan's get_peak_flops and the table of stas00/ml-engineering
+    [
+        ("A100 SXM 80 GB", 312),
+        ("A100 PCIe 40 GB", 312),
+        ("H100 SXM", 989),
+        ("H100 PCIe", 756),
+        ("H200", 989),
+        ("B200", 2250),
+        ("L40S", 362),
+    ],
+)
+def test_peaks_are_the_dense_ones_of_other_tables(card, dense_bf16):
+    assert gpus.known()[card].peaks["bf16"] / 1e12 == pytest.approx(dense_bf16, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("card", "sms", "flops_a_clock", "ghz"),  # fp32 accumulation: 512 FLOP a clock and SM on GeForce, 256 in fp32
+    [
+        ("A100 SXM 40 GB", 108, 2048, 1.41),
+        ("H100 SXM", 132, 4096, 1.83),
+        ("RTX 3060", 28, 512, 1.78),
+        ("RTX 3090", 82, 512, 1.695),
+        ("RTX 4060 Laptop", 24, 512, 2.37),
+        ("RTX 4090", 128, 512, 2.52),
+        ("RTX 5090", 170, 512, 2.407),
+    ],
+)
+def test_peaks_are_multiprocessors_times_rate_times_clock(card, sms, flops_a_clock, ghz):
+    known = gpus.known()[card]
+    assert known.sms == sms
+    assert known.peaks["bf16"] == pytest.approx(sms * flops_a_clock * ghz * 1e9, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("card", "bits", "gbit_per_s"),
+    [
+        ("T4", 256, 10),
+        ("L4", 192, 12.5),
+        ("L40S", 384, 18),
+        ("RTX 3060", 192, 15),
+        ("RTX 3090", 384, 19.5),
+        ("RTX 4060 Laptop", 128, 16),
+        ("RTX 4090", 384, 21),
+        ("RTX 5090", 512, 28),
+    ],
+)
+def test_bandwidth_is_bus_width_times_data_rate(card, bits, gbit_per_s):
+    assert gpus.known()[card].bytes_per_s == pytest.approx(bits / 8 * gbit_per_s * 1e9, rel=2e-3)
+
+
+def test_formats_stand_in_the_ratios_of_their_hardware():
+    for card in gpus.known().values():
+        peaks = card.peaks
+        geforce = card.name.startswith("RTX")
+        if "bf16" in peaks:
+            assert peaks["bf16"] == peaks["fp16"], card.name
+            assert peaks["bf16"] == pytest.approx(2 * peaks["tf32"], rel=0.025), card.name
+        if "fp8" in peaks:
+            assert peaks["fp8"] == pytest.approx(2 * peaks["bf16"], rel=0.02), card.name
+        if geforce:
+            assert peaks["tf32"] == peaks["fp32"], card.name
+        capability = tuple(map(int, card.capability.split(".")))
+        assert ("bf16" in peaks) == (capability >= (8, 0)), card.name
+        assert "fp8" not in peaks or capability >= (8, 9), card.name
+
+
+def test_the_cards_that_the_course_names_are_there_with_a_document_each():
+    wanted = {"A100 SXM 40 GB", "A100 SXM 80 GB", "A100 PCIe 80 GB", "H100 SXM", "H100 PCIe", "H200", "B200", "L4"}
+    wanted |= {"L40S", "RTX 3060", "RTX 3090", "RTX 4060 Laptop", "RTX 4090", "RTX 5090"}
+    assert wanted <= set(gpus.known())
+    for card in gpus.known().values():
+        assert any(word in card.source for word in ("whitepaper", "datasheet", "Technical Brief")), card.name
+
+
+def test_the_ridge_of_an_h200_is_what_its_figures_divide_to():
+    assert gpus.known()["H200"].ridge("bf16") == pytest.approx(206, abs=0.5)
+    assert gpus.known()["H100 SXM"].ridge("bf16") == pytest.approx(295, abs=0.5)
+    assert math.isnan(gpus.known()["A100 SXM 40 GB"].ridge("fp8"))
+
+
+@pytest.mark.parametrize(
+    ("driver_says", "card"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe 80 GB"),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", "RTX 4060 Laptop"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA H200 NVL", None),
+        ("", None),
+    ],
+)
+def test_a_card_is_found_by_its_whole_name_only(driver_says, card):
+    found = gpus.find(driver_says)
+    assert (found and found.name) == card
+
+
+def test_an_unknown_card_and_none_are_one_sentence_and_no_error():
+    unknown, none = gpus.sheet(["NVIDIA <Something> 9000"]), gpus.sheet([])
+    assert unknown.gpu is none.gpu is None
+    assert "not in data/gpus.toml" in unknown.sentence and "no GPU here" in none.sentence
+    assert "&lt;Something&gt;" in unknown._repr_mimebundle_()["text/html"]
+    assert "H200 Tensor Core GPU datasheet" in gpus.sheet(["NVIDIA H200"]).sentence
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("bandwidth = 300", "", "bandwidth must be given"),
+        ("bandwidth = 300", "bandwidth = -300", "above zero"),
+        ("bandwidth = 300", 'bandwidth = "300 GB/s"', "above zero"),
+        ("fp32 = 30.3", "fp64 = 30.3", "not fp64"),
+        ("memory = 24", "ram = 24", "ram is no field"),
+        ('capability = "8.9"', 'capability = "Ada"', "capability"),
+        ('source = "A datasheet"', 'source = ""', "document"),
+        ("[[gpu]]", "[[gpu", "take it back"),
+        ("[[gpu]]", "[[card]]", "take it back"),
+    ],
+)
+def test_a_file_that_cannot_be_right_says_card_and_field(tmp_path, old, new, word):
+    text = '[[gpu]]\nname = "L4"\nnames = ["L4"]\ncapability = "8.9"\nmemory = 24\nbandwidth = 300\n'
+    text += 'peak = { fp32 = 30.3 }\nsource = "A datasheet"\n'
+    path = tmp_path / "gpus.toml"
+    path.write_text(text)
+    assert gpus.read(path)["L4"].memory_bytes == 24e9
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(PerflabError, match=word):
+        gpus.read(path)
+
+
+def test_two_cards_of_one_name_are_refused(tmp_path):
+    card = (
+        '[[gpu]]\nname = "{}"\nnames = ["NVIDIA L4"]\ncapability = "8.9"\nbandwidth = 300\npeak = {{ fp32 = 30.3 }}\n'
+    )
+    card += 'source = "A datasheet"\n'
+    path = tmp_path / "gpus.toml"
+    path.write_text(card.format("L4") + card.format("L4 too"))
+    with pytest.raises(PerflabError, match="both L4 and L4 too"):
+        gpus.read(path)
+
+
+# -- placing
+
+
+def counted(flops, moved):
+    return work.Work(1, flops, moved // 2, moved - moved // 2)
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "overhead_s", "regime", "bound_s"),
+    [
+        (763e12, 4.2e12, 0.1, ARITHMETIC, 1.0),
+        (763e12, 8.4e12, 0.1, BANDWIDTH, 2.0),
+        (763e9, 4.2e9, 0.1, OVERHEAD, 0.1),
+        (0, 4.2e12, 0.0, BANDWIDTH, 1.0),
+    ],
+)
+def test_the_longest_of_three_times_is_the_regime(flops, moved, overhead_s, regime, bound_s):
+    placed = roofline.place(counted(flops, moved), H200, "bf16", overhead_s)
+    assert placed.regime == regime and placed.bound_s == pytest.approx(bound_s)
+
+
+def test_left_of_the_ridge_it_is_bandwidth_and_right_of_it_arithmetic():
+    ridge = H200.ridge("fp32")
+    assert ridge == pytest.approx(51 / 4.2)
+    for side, regime in ((0.99, BANDWIDTH), (1.01, ARITHMETIC)):
+        placed = roofline.place(counted(side * ridge * 1e9, 1e9), H200, "fp32")
+        assert placed.regime == regime and placed.intensity == pytest.approx(side * placed.ridge)
+
+
+def test_what_fits_the_cache_is_said():
+    assert roofline.place(counted(1, 2**20), H200, "fp32").cached
+    assert not roofline.place(counted(1, 2**30), H200, "fp32").cached
+    unknown = roofs.Roofs("x", 1e12, {"fp32": 1e12})
+    assert not roofline.place(counted(1, 1), unknown, "fp32").cached
+
+
+def test_a_format_without_a_roof_names_those_that_are_there():
+    with pytest.raises(PerflabError, match="T4 has no roof for bf16: it has fp32, fp16"):
+        roofline.place(counted(1, 1), gpus.known()["T4"], "bf16")
+
+
+def test_other_cards_are_a_table_with_empty_cells_where_nothing_is_printed():
+    product = OPERATORS["matmul"].work(4096, 4096, "bf16")
+    table = roofline.across({"matmul": (product, "bf16")})
+    assert list(table.index) == list(gpus.known())
+    assert table.loc["T4", "matmul"] == "" and table.loc["H200", "ridge, bf16"] == "206"
+    assert table.loc["H200", "matmul"] == "arithmetic, 139 us"  # 2 * 4096^3 / 989.5e12
+
+
+# -- operators
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", sorted(operators.ALL))
+def test_the_formulas_are_what_a_count_of_the_call_gives(name, dtype):
+    operator, rows, n = operators.ALL[name], 96, 64
+    x, y, out = (torch.ones(rows, n, dtype=roofs.DTYPES[dtype]) for _ in range(3))
+    y = torch.ones(n, n, dtype=x.dtype) if name == "matmul" else y
+    seen, said = work.counted(operator.call, x, y, out), operator.work(rows, n, dtype)
+    assert seen.unknown == ()
+    assert (seen.flops, seen.bytes_read) == (said.flops, said.bytes_read)
+    kept = {"layer_norm": 2 * rows * x.element_size(), "sum": x.element_size()}.get(name, 0)  # a mean and a root a row
+    assert seen.bytes_written == said.bytes_written + kept
+
+
+def test_only_products_are_placed_under_tensor_cores():
+    assert OPERATORS["matmul"].roof("bf16") == "bf16" and OPERATORS["gelu"].roof("bf16") == "fp32"
+
+
+@pytest.mark.parametrize("on", ["cuda", "cpu"])
+def test_changes_change_one_thing(on):
+    for name, size in itertools.product(OPERATORS, SIZES):
+        as_it_is, twice, half = (Case(name, size, change).work(on) for change in CHANGES)
+        assert twice.flops == 2 * as_it_is.flops and half.flops == as_it_is.flops
+        assert half.moved_bytes == as_it_is.moved_bytes / 2
+        assert 1.6 < twice.moved_bytes / as_it_is.moved_bytes <= 2
+    assert len(operators.grid()) == len(OPERATORS) * len(SIZES) * len(CHANGES) + len(operators.PROBES)
+
+
+def test_results_are_right_and_inputs_are_shared():
+    tensors = operators.Tensors()
+    for name in OPERATORS:
+        operators.prepared(Case(name, "small"), tensors)()
+    x, y = tensors.get(16, 16, "fp32"), tensors.get(16, 16, "fp32", 1)
+    assert torch.equal(tensors.get(16, 16, "fp32", 2), x @ y), "the last operator wrote into the shared result"
+    assert len(tensors._made) == 3
+    tensors.clear()
+    assert not tensors._made
+
+
+# -- the interventions
+
+
+def modelled(overhead_s=6e-6, slow=()):
+    """A result whose times are the model's on an H200; `slow` operators take what their numbers take, not bytes."""
+    times = {}
+    for label, case in operators.grid().items():
+        operator = operators.ALL[case.operator]
+        w = case.work("cuda")
+        placed = roofline.place(w, H200, operator.roof(case.dtype), overhead_s)
+        times[label] = placed.bound_s * 1.1
+        if case.operator in slow:
+            times[label] = max(overhead_s, math.prod(case.shape("cuda")) * 5e-12)
+    samples = {label: [(r, [t * (1 + r / 50)]) for r in range(8)] for label, t in times.items()}
+    machine = {"cuda": "13.0", "gpus": ["NVIDIA H200"], "cores": 16, "cpu": "x", "driver": "1", "torch": "2"}
+    return Result("t.ops", 1, "operator", list(times), {"time_s": samples}, machine=machine, source="nvidia-h200")
+
+
+def test_a_machine_that_follows_the_model_agrees_everywhere():
+    found = regimes.checks(modelled(), H200)
+    assert len(found) == 15 and all(c.size_agrees and c.bytes_agree for c in found)
+    at_large = {c.case.operator: c.placed.regime for c in found if c.case.size == "large"}
+    assert at_large == dict.fromkeys(OPERATORS, BANDWIDTH) | {"matmul": ARITHMETIC}
+    assert {c.placed.regime for c in found if c.case.size == "small"} == {OVERHEAD}
+
+
+def test_a_kernel_below_its_roof_is_shown_by_the_bytes_and_not_by_the_size():
+    found = {c.case.label: c for c in regimes.checks(modelled(slow=["softmax"]), H200)}
+    assert found["softmax large"].size_agrees and not found["softmax large"].bytes_agree
+    assert found["gelu large"].size_agrees and found["gelu large"].bytes_agree
+
+
+def test_a_wrong_regime_is_refuted_by_twice_the_rows():
+    result = modelled(overhead_s=5e-3)  # starting takes so long that all but the largest product is flat
+    found = {c.case.label: c for c in regimes.checks(result, H200)}
+    assert found["add large"].placed.regime == OVERHEAD and found["add large"].size_agrees
+    with_small_overhead = Check(**(vars(found["add large"]) | {"placed": regimes.checks(modelled(), H200)[2].placed}))
+    assert with_small_overhead.placed.regime == BANDWIDTH and not with_small_overhead.size_agrees
+
+
+def test_a_failed_case_is_a_row_with_its_reason():
+    result = modelled()
+    del result.samples["time_s"]["gelu large"]
+    result.reasons["gelu large"] = "prepare: out of memory"
+    table = regimes.Verdicts(result, regimes.checks(result, H200))
+    assert "out of memory" in table._html() and table._html().count("<tr>") == 16
+    assert regimes.lines(table.rows)[1][0].name == "gelu" and len(regimes.lines(table.rows)[1]) == 2
+
+
+def test_the_table_reads_alike_on_every_machine():
+    a, b = (regimes.Verdicts(r, regimes.checks(r, H200)) for r in (modelled(), modelled(slow=["gelu"])))
+    assert repr(a) == repr(b) and a._html() != b._html()
+
+
+def test_parts_of_the_copy_are_bytes_over_bytes():
+    part = regimes.part_of_copy(modelled(), "add")
+    assert part.mid == pytest.approx(1) and part.at_least(0.9).state == HOLDS
+    assert regimes.part_of_copy(modelled(slow=["softmax"]), "softmax").at_most(2).state == HOLDS
+
+
+def test_percent_of_a_roof_is_flops_over_time_over_roof():
+    seen = regimes.percent_of_roof(modelled(), Case("matmul", "large"), H200)
+    assert seen.lo <= seen.mid <= seen.hi and seen.hi == pytest.approx(100 / 1.1, rel=0.05)
+    bound = 100 * OPERATORS["add"].work(1, 1, "fp32").intensity / H200.ridge("fp32")
+    assert regimes.percent_of_roof(modelled(), Case("add", "large"), H200).at_most(bound).state == HOLDS
+
+
+def test_a_roof_is_the_best_that_was_seen():
+    low = roofs.Roofs("x", 1e12, {"fp32": 1e12}, 60 * 2**20)
+    high = roofs.Roofs("x", 9e12, {"fp32": 9e15, "bf16": 9e15})
+    raised = regimes.raised(low, modelled())
+    assert 0.8 * 4.2e12 < raised.bytes_per_s < 4.2e12 and 0.8 * 51e12 < raised.peaks["fp32"] < 51e12
+    assert 0.8 * 763e12 < raised.peaks["bf16"] < 763e12
+    assert regimes.raised(high, modelled()) == high
+    cached = roofs.Roofs("x", 1e12, {"fp32": 1e12}, 2**40)
+    assert regimes.raised(cached, modelled()).bytes_per_s == 1e12
+
+
+# -- measured roofs
+
+
+def roof_result(**seconds):
+    samples = {kind: [(r, [s * (1 + r / 100)]) for r in range(8)] for kind, s in seconds.items()}
+    done = {kind: 2.0 * 2**30 if kind == "copy" else 2.0 * 8192**3 for kind in seconds}
+    machine = {"cuda": "13.0", "gpus": ["NVIDIA H200"], "cores": 16, "cpu": "x", "driver": "1", "torch": "2"}
+    names = list(roofs.KINDS)
+    reasons = {k: f"prepare: no {k} here" for k in names if k not in seconds}
+    result = Result("05.roofs", 1, "roof", names, {"time_s": samples}, reasons=reasons, work=done, machine=machine)
+    return result
+
+
+def test_a_roof_is_work_over_time():
+    result = roof_result(copy=0.51e-3, bf16=1.44e-3)
+    assert roofs.rate(result, "copy").lo == pytest.approx(2 * 2**30 / (0.51e-3 * 1.07), rel=0.03)
+    assert roofs.rate(result, "bf16").hi == pytest.approx(2 * 8192**3 / 1.44e-3, rel=0.03)
+    here = roofs.of(result)
+    assert set(here.peaks) == {"bf16"} and here.name == "this machine" and here.cache_bytes is None
+    assert here.ridge("bf16") == pytest.approx(here.peaks["bf16"] / here.bytes_per_s)
+    with pytest.raises(PerflabError, match="no copy"):
+        roofs.of(roof_result(bf16=1.44e-3))
+
+
+def test_measured_stands_beside_printed_with_its_share_and_the_document():
+    shown = roofs.Beside(roof_result(copy=0.51e-3, bf16=1.44e-3), gpus.sheet(["NVIDIA H200"]))
+    assert 0.6 < shown.share("bf16") < 0.95 and 0.8 < shown.share("copy") < 1
+    text = shown._html()
+    assert "989.5 TFLOP/s" in text and "no fp8 here" in text and "datasheet" in text
+    bare = roofs.Beside(roof_result(copy=1.0), gpus.sheet([]))
+    assert repr(bare) == repr(shown) and math.isnan(bare.share("copy")) and "no GPU here" in bare._html()
+
+
+def test_a_product_is_one_and_leaves_the_precision_as_it_was():
+    before = torch.get_float32_matmul_precision()
+    with contextlib.suppress(PerflabError):
+        roofs.multiplying("tf32", 64)()
+    call = roofs.multiplying("fp32", 64)
+    assert call() is None and torch.get_float32_matmul_precision() == before
+    assert roofs.work("fp32") == 2 * roofs.side("fp32") ** 3 and roofs.work("copy") == 2 * roofs.copy_bytes()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device's own tests do this where there is one")
+def test_the_roofs_of_a_processor_are_those_of_a_plain_loop(note):
+    n = roofs.side("fp32")
+    a, b, out = (torch.randn(n, n) for _ in range(3))
+    x, to = torch.randn(roofs.copy_bytes() // 4), torch.zeros(roofs.copy_bytes() // 4)
+    calls = {
+        "copy": roofs.copying(roofs.copy_bytes()),
+        "plain copy": lambda: to.copy_(x),
+        "fp32": roofs.multiplying("fp32", n),
+        "plain product": lambda: torch.mm(a, b, out=out),
+    }
+    seen = vary("call", calls, lambda call: call(), study="t.plain", budget_s=1)
+    for ours, plain in (("copy", "plain copy"), ("fp32", "plain product")):
+        ratio = seen.ratio(ours, plain)
+        note(f"{ours} roof over a plain one: {ratio}")
+        assert ratio.within(0.67, 1.5).state != NOT
+
+
+def test_the_measurement_has_a_row_for_every_format_and_says_what_is_left_out():
+    seen = roofs.measure(study="t.roofs", kinds=("copy", "fp32", "fp8"), budget_s=0.1)
+    if not torch.cuda.is_available():
+        assert seen.reasons == {"fp8": "prepare: fp8 is left out on a processor"}
+    assert roofs.of(seen).bytes_per_s > 1e8 and roofs.of(seen).peaks["fp32"] > 1e8
+    cache = roofs.device()["cache"]["cache_bytes"]
+    assert math.isnan(cache) or 2**15 <= cache < 2**34
+
+
+# -- the picture and the explorer
+
+
+def test_the_names_in_the_picture_do_not_overlap(monkeypatch):
+    drawn = []
+    kept = roofline.style.figure
+    monkeypatch.setattr(roofline.style, "figure", lambda *a, **k: drawn.append(kept(*a, **k)) or drawn[-1])
+    lines = regimes.lines(regimes.checks(modelled(), H200))
+    picture = roofline.picture(H200, lines, gpus.known()["H200"], [roofs.Roofs("other", 1e11, {"fp32": 1e12})])
+    assert picture.data[:4] == b"\x89PNG" and "points of add, gelu" in picture.alt
+    fig, ax = drawn[0]
+    fig.draw_without_rendering()
+    boxes = {t.get_text(): Text.get_window_extent(t) for t in ax.texts}  # without the lines to the points
+    assert {"printed", "fp32", "matmul", "softmax", "other, fp32"} <= set(boxes)
+    for (one, a), (two, b) in itertools.combinations(boxes.items(), 2):
+        inner = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert inner[0] < 1 or inner[1] < 0.35 * min(a.height, b.height), (one, two)
+
+
+def test_the_picture_needs_no_points_and_no_sheet():
+    picture = roofline.picture(roofs.Roofs("this machine", 1e10, {"fp32": 1e11, "bf16": 1e9}))
+    assert "points" not in picture.alt
+
+
+def test_the_explorer_draws_at_choices_all_along_its_lists():
+    explorer = roofline.explore_roofline(roofs.Roofs("this machine", 1e10, {"fp32": 1e11, "bf16": 1e9}, 2**25), 3e-6)
+    for name, control in explorer.controls.items():
+        first = control.value
+        for value in [*control.options[::3], control.options[-1]]:
+            control.value = value
+            assert explorer.error is None, (name, value, explorer.error)
+        control.value = first
+    assert "nothing is timed here" in explorer.caption.value and "measured roofs" in explorer.caption.value
+    explorer.controls["dtype"].value, explorer.controls["operator"].value = "fp8", "matmul"
+    assert "No fp8 roof is measured for this machine" in explorer.caption.value
+    explorer.controls["device"].value = "H200"
+    assert "printed roofs" in explorer.caption.value
+
+
+def test_the_explorer_reads_alike_whatever_was_measured():
+    a = roofline.explore_roofline(roofs.Roofs("this machine", 1e10, {"fp32": 1e11}), 3e-6)
+    b = roofline.explore_roofline(H200, 6e-6)
+    assert repr(a) == repr(b) and "recorded roofs" in b.caption.value
+
+
+# -- exercises
+
+
+def test_the_pen_and_paper_question():
+    q = question("05.2")
+    right = eval(q.problem.solution)
+    assert right == pytest.approx(124.1, abs=0.1)
+    assert q.check(right).state == q.check(124).state == "Correct"
+    for answer, word in [
+        (312, "arithmetic roof"),
+        (156, "ridge"),
+        (62.06, "multiply-add"),
+        (126.03, "written"),
+        (248.2, "how many bytes"),
+        (128, "not the weights alone"),
+        (5, "FLOPs over bytes"),
+        ("124", "number"),
+        (True, "number"),
+    ]:
+        outcome = q.check(answer)
+        assert outcome.state == "Not right" and word in outcome.sentence, answer
+
+
+def test_the_calls_of_the_question_are_counted_as_they_run():
+    for name in "ade":
+        call = problems.CALLS[name]
+        if name == "d":
+            call = problems.Call("matmul", 1, 64, 128)
+        seen = work.counted(call.ready())
+        said = call.work()
+        assert (seen.bytes_read, seen.bytes_written) == (said.bytes_read, said.bytes_written), name
+        if name != "e":  # the public softmax is one step above what the table of FLOPs knows
+            assert seen.flops == said.flops
+
+
+def truths(monkeypatch, **flat):
+    """As measured on an H200 by the model; `flat` sets what twice the work does to a call."""
+    times = {"copy": 0.51e-3, "fp32": 21.6e-3}
+    here = roofs.Roofs("x", 2 * 2**30 / 0.51e-3, {"fp32": 2 * 8192**3 / 21.6e-3})
+    for name, call in problems.CALLS.items():
+        for label, c in ((name, call), (f"{name}, twice", call.twice())):
+            times[label] = max(6e-6, roofline.place(c.work(), here, "fp32").bound_s)
+    times |= {f"{name}, twice": times[name] * x for name, x in flat.items()}
+    samples = {label: [(r, [t]) for r in range(6)] for label, t in times.items()}
+    done = {"copy": 2.0 * 2**30, "fp32": 2.0 * 8192**3}
+    result = Result("05.exercise", 1, "call", list(times), {"time_s": samples}, work=done)
+    monkeypatch.setattr(problems, "_measured", lambda: result)
+
+
+def test_the_regimes_are_compared_with_what_the_machine_does(monkeypatch):
+    q = question("05.1")
+    right = eval(q.problem.solution)
+    truths(monkeypatch)
+    assert q.check(right).state == "Correct"
+    for name, wrong in (("a", BANDWIDTH), ("b", ARITHMETIC), ("c", BANDWIDTH), ("d", ARITHMETIC), ("e", BANDWIDTH)):
+        outcome = q.check(right | {name: wrong})
+        assert outcome.state == "Not right" and outcome.sentence.startswith(f"{name} is not {wrong}")
+    truths(monkeypatch, b=1.0)
+    assert q.check(right).state == "CANNOT TELL" and "b:" in q.check(right).sentence
+    for answer, word in [(7, "each letter"), ({"a": OVERHEAD}, "each letter"), (right | {"a": "fast"}, "not fast")]:
+        assert q.check(answer).state == "Not right" and word in q.check(answer).sentence
+
+
+@pytest.mark.slow
+def test_the_reference_answer_is_never_called_wrong_here(note):
+    outcome = question("05.1").check(eval(question("05.1").problem.solution))
+    note(f"05.1 here: {outcome}")
+    assert outcome.state in ("Correct", "CANNOT TELL")
+
+
+@pytest.mark.slow
+def test_regimes_agree_with_twice_the_rows_on_this_machine(note):
+    """The large and the small sizes of all five operators; a busy machine may leave a few marks to chance."""
+    tensors = operators.Tensors()
+    cases = {k: c for k, c in operators.grid().items() if c.size != "medium" and c.change != CHANGES[2]}
+
+    def ready(case):
+        return operators.prepared(case, tensors)
+
+    seen = vary("operator", cases, lambda call: call(), prepare=ready, study="t.ops", budget_s=2)
+    here = roofs.Roofs("this machine", 1e10, {"fp32": 1e11})
+    wrong = []
+    for name in OPERATORS:
+        for size in ("small", "large"):
+            twice = seen.ratio(Case(name, size, CHANGES[1]).label, Case(name, size).label)
+            placed = roofline.place(Case(name, size).work("cpu"), here, "fp32", 2e-6)
+            assert (placed.regime == OVERHEAD) == (size == "small")
+            finding = twice.at_most(math.sqrt(2)) if size == "small" else twice.at_least(math.sqrt(2))
+            wrong += [(name, size, str(twice))] * (finding.state == NOT)
+    note(f"regimes refuted by twice the rows: {wrong or 'none'}")
+    assert len(wrong) <= 1
