@@ -83,7 +83,8 @@ class Prediction:
         for y, (e, name, colour) in enumerate(r for r in rows if r[0].why == ""):
             spread = [[e.mid - e.lo], [e.hi - e.mid]] if math.isfinite(e.lo + e.hi) else None
             ax.errorbar([e.mid], [y], xerr=spread, fmt="o", color=colour, capsize=4)
-            text = f"{name}: {digits(e.mid)} {self.unit}".rstrip() + (", no interval yet" if e.n < 6 else "")
+            yet = "" if e.exact or e.n >= 6 else ", no interval yet"
+            text = f"{name}: {digits(e.mid)} {self.unit}".rstrip() + yet
             ax.annotate(text, (e.mid, y), (0, 7), textcoords="offset points", color=colour, ha="center", bbox=plate)
         if self.guess is not None:
             ax.plot([self.guess], [0], "D", color=style.PARTS[1], markersize=8)
