@@ -92,14 +92,16 @@ def issued(call: Callable[[], object]) -> Samples:
     return samples(host_s=time.perf_counter() - began)
 
 
-def worked(call: Callable[[], object], whole: int = 3) -> Samples:
-    """`wall_s`: seconds of single calls, the device waited for; `busy_s`: the device's work in one more.
+def worked(call: Callable[[], object], times: int = 3) -> Samples:
+    """`wall_s`: seconds of single calls, the device waited for; `host_s`: of the host alone, as `issued` has it;
+    `busy_s`: seconds in which the device worked during one more call.
 
-    Two clocks: the first is the host's, without a profiler, since that slows the host; the second is the
-    union of the intervals of kernels, which the profiler does not slow.
+    Two clocks: the first two are the host's, without a profiler, which would slow it; the third is the union of
+    the intervals of kernels, which a profiler does not slow.
     """
-    walls = timing.wall(call, blocks=whole)[0]
-    return samples(wall_s=walls, busy_s=timing.busy(call))
+    walls = timing.wall(call, blocks=times)[0]
+    hosts = [issued(call)["host_s"] for _ in range(times)]
+    return samples(wall_s=walls, host_s=hosts, busy_s=timing.busy(call))
 
 
 # -- who chooses

@@ -102,6 +102,14 @@ def test_the_hosts_share_is_reported_and_the_device_is_waited_for_before(monkeyp
     assert order == ["synchronize", "call"] and 0 <= seen["host_s"] < 1
 
 
+def test_a_row_is_timed_by_the_host_and_its_kernels_by_the_profiler(monkeypatch):
+    calls = []
+    monkeypatch.setattr(launch.timing, "busy", lambda call: (call(), 0.25)[1])
+    seen = launch.worked(lambda: calls.append(1), times=3)
+    assert seen["busy_s"] == 0.25 and len(calls) == 7
+    assert len(seen["wall_s"]) == len(seen["host_s"]) == 3 and all(0 <= x < 1 for x in seen["wall_s"] + seen["host_s"])
+
+
 # -- the model
 
 
