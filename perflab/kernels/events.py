@@ -27,6 +27,7 @@ _FRAME = re.compile(r"^(?P<path>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
 _LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "triton", "numpy", "pandas", "PIL", "tqdm", "psutil"}
 _LIBRARIES |= {"IPython", "ipykernel", "tornado", "traitlets", "zmq", "jupyter_client", "matplotlib", "ipywidgets"}
 _BLANK = re.compile(r"[ \t\r\n]*")
+_SEPARATOR = re.compile(r"[, \t\r\n]*")
 _INSTALLED = re.compile(r"/(site-packages|dist-packages|lib/python3\.\d+)/|^<")
 
 
@@ -52,30 +53,26 @@ class Spans:
     COLUMNS = ("start", "end", "name", "thread", "correlation")
 
     def __init__(self):
-        self._columns = {name: array("q") for name in self.COLUMNS}
-
-    def add(self, *values: int):
-        for column, value in zip(self._columns.values(), values, strict=True):
-            column.append(value)
+        self._flat = array("q")
+        self.add = self._flat.extend  # one row of numbers, in the order of COLUMNS
 
     def close(self):
         """Columns as numpy arrays, ordered by thread, start and enclosing before enclosed."""
-        columns = {
-            name: np.frombuffer(c, np.int64) if c else np.zeros(0, np.int64) for name, c in self._columns.items()
-        }
-        order = np.lexsort((-columns["end"], columns["start"], columns["thread"]))
-        for name, column in columns.items():
+        rows = np.frombuffer(self._flat, np.int64) if self._flat else np.zeros(0, np.int64)
+        rows = rows.reshape(-1, len(self.COLUMNS))
+        order = np.lexsort((-rows[:, 1], rows[:, 0], rows[:, 3]))
+        for name, column in zip(self.COLUMNS, rows.T, strict=True):
             setattr(self, name, column[order])
-        del self._columns
+        del self._flat, self.add
 
     def __len__(self) -> int:
         return len(self.start)
 
 
 class Device(Spans):
-    """Device events: kind indexes KINDS; blocks of the grid, bytes of a copy (-1 where not recorded)."""
+    """Device events: kind indexes KINDS, blocks are those of the grid, -1 where not recorded."""
 
-    COLUMNS = ("start", "end", "name", "thread", "correlation", "kind", "device", "blocks", "bytes", "graph")
+    COLUMNS = (*Spans.COLUMNS, "kind", "device", "blocks")
 
 
 class Recording:
@@ -93,6 +90,13 @@ class Recording:
         self.memory: list[tuple[int, int, int, int]] = []
         self.properties: dict[int, dict] = {}
         self.events = 0
+        self._kept = dict.fromkeys(KINDS, self.device) | {
+            "cpu_op": self.operators,
+            "cuda_runtime": self.calls,
+            "cuda_driver": self.calls,
+            "user_annotation": self.notes,
+            "python_function": self.frames,
+        }
         self._name_of: dict[str, int] = {}
         self._thread_of: dict[tuple, int] = {}
 
@@ -113,39 +117,28 @@ class Recording:
         """One trace event. Categories that nobody reads are dropped here."""
         self.events += 1
         category = event.get("cat")
-        if event.get("ph") == "X":
-            kept = self._spans(category)
-            if kept is None:
-                return
-            name, arguments = event.get("name", ""), event.get("args") or {}
-            if category == "python_function" and (name := own_frame(name)) is None:
-                return
-            start = nanoseconds(event["ts"])
-            row = (start, start + max(0, nanoseconds(event.get("dur", 0))), self.name(name), self.thread(event))
-            correlation = arguments.get("correlation", -1)
-            if kept is self.device:
-                grid, graph = arguments.get("grid"), arguments.get("graph id", 0)
-                blocks = math.prod(grid) if grid else -1
-                moved, number = arguments.get("bytes", -1), arguments.get("device", event.get("pid", 0))
-                kept.add(*row, correlation, KINDS.index(category), int(number), blocks, int(moved), int(graph))
-            else:
-                kept.add(*row, correlation)
-        elif category == "cpu_instant_event" and event.get("name") == "[memory]":
-            arguments = event.get("args") or {}
-            if arguments.get("Device Type") == 1:
-                at, total = nanoseconds(event["ts"]), int(arguments.get("Total Allocated", 0))
-                self.memory.append((at, self.thread(event), int(arguments.get("Device Id", 0)), total))
+        if event.get("ph") != "X":
+            if category == "cpu_instant_event" and event.get("name") == "[memory]":
+                self._allocation(event)
+            return
+        kept = self._kept.get(category)
+        if kept is None:
+            return
+        name, arguments = event.get("name", ""), event.get("args") or {}
+        if kept is self.frames and (name := own_frame(name)) is None:
+            return
+        start, lasts = nanoseconds(event["ts"]), nanoseconds(event.get("dur", 0))
+        row = start, start + max(0, lasts), self.name(name), self.thread(event), arguments.get("correlation", -1)
+        if kept is self.device:
+            grid, number = arguments.get("grid"), arguments.get("device", event.get("pid", 0))
+            row += KINDS.index(category), int(number), math.prod(grid) if grid else -1
+        kept.add(row)
 
-    def _spans(self, category: str | None) -> Spans | None:
-        if category in KINDS:
-            return self.device
-        return {
-            "cpu_op": self.operators,
-            "cuda_runtime": self.calls,
-            "cuda_driver": self.calls,
-            "user_annotation": self.notes,
-            "python_function": self.frames,
-        }.get(category)
+    def _allocation(self, event: dict):
+        arguments = event.get("args") or {}
+        if arguments.get("Device Type") == 1:  # CUDA
+            at, total = nanoseconds(event["ts"]), int(arguments.get("Total Allocated", 0))
+            self.memory.append((at, self.thread(event), int(arguments.get("Device Id", 0)), total))
 
     def close(self):
         for spans in (self.device, self.operators, self.calls, self.notes, self.frames):
@@ -158,7 +151,7 @@ def nanoseconds(microseconds) -> int:
     if isinstance(microseconds, int):
         return 1000 * microseconds
     exact = microseconds if isinstance(microseconds, Decimal) else Decimal(str(microseconds))
-    return int((exact * 1000).to_integral_value())
+    return round(exact * 1000)
 
 
 def recorded(source) -> Recording:
@@ -286,11 +279,13 @@ class _Stream:
 
     def array(self, recording: Recording):
         self.at += 1
-        while (sign := self.sign(recording)) != "]":
-            if sign == ",":
-                self.at += 1
-            else:
-                _add(recording, self.value(recording))
+        while True:
+            self.at = _SEPARATOR.match(self.text, self.at).end()
+            if self.at == len(self.text) and self.more():
+                continue
+            if self.sign(recording) == "]":
+                break
+            _add(recording, self.value(recording))
         self.at += 1
 
 

@@ -159,7 +159,7 @@ def lengths(n: int) -> dict[str, int]:
 def host_work(device: str) -> Loop:
     """Plain Python between the steps, which no annotation names, for longer than the device computes."""
     width = size(device, 4096, 16)
-    net, x = stack(width, 2, device), rows(width, width, device)
+    net, x = stack(width, 2, device), rows(4 * width, width, device)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     while True:
         update(net, x, optimizer)

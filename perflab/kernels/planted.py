@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import healthy, loops
+from . import faults, healthy, loops
 from .loops import Loop
 from .trim import exported, trimmed, write
 
@@ -16,21 +16,26 @@ WAIT, WARMUP, ACTIVE = 2, 3, 4
 
 
 class Plan(NamedTuple):
-    """How a loop is recorded. Python frames and memory cost time, so only where the fault's place needs them."""
+    """A loop, the fault that its trace must show and a word of its place, and how it is recorded.
+
+    Python frames and memory cost time, so they are recorded only where the fault's place needs them.
+    """
 
     loop: Callable[[str], Loop]
+    fault: str = ""
+    place: str = ""
     stack: bool = False
     memory: bool = False
 
 
 FAULTS = {
-    "item_each_step": Plan(loops.item_each_step, stack=True),
-    "pageable_copies": Plan(loops.pageable_copies, stack=True),
-    "tiny_kernels": Plan(loops.tiny_kernels),
-    "slow_loader": Plan(loops.slow_loader, stack=True),
-    "one_block": Plan(loops.one_block),
-    "peak_in_backward": Plan(loops.peak_in_backward, memory=True),
-    "host_work": Plan(loops.host_work, stack=True),
+    "item_each_step": Plan(loops.item_each_step, faults.SYNC, "largest", stack=True),
+    "pageable_copies": Plan(loops.pageable_copies, faults.PAGEABLE, "moved", stack=True),
+    "tiny_kernels": Plan(loops.tiny_kernels, faults.TINY),
+    "slow_loader": Plan(loops.slow_loader, faults.DATA, "__getitem__", stack=True),
+    "one_block": Plan(loops.one_block, faults.ONE_BLOCK, "aten::cumsum"),
+    "peak_in_backward": Plan(loops.peak_in_backward, faults.MEMORY, "backward", memory=True),
+    "host_work": Plan(loops.host_work, faults.HOST, "lengths", stack=True),
 }
 HEALTHY = {
     "matmuls": Plan(healthy.matmuls),

@@ -1,0 +1,737 @@
+"""Reading traces: busy time, gaps and their causes, what was launched, bad files, faults that are named."""
+
+import gzip
+import itertools
+import json
+import random
+import re
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from perflab import PerflabError, places
+from perflab.kernels import faults, gaps, planted
+from perflab.kernels.events import own_frame
+from perflab.kernels.host_view import host_view
+from perflab.kernels.trace import read, short
+from perflab.kernels.trim import exported, trimmed, write
+
+TRACES = places.DATA / "traces"
+MAIN, BACKWARD, LOADER = 100, 101, 102
+MULTIPROCESSORS = 132
+
+
+class Fake:
+    """Writes the events of a trace as torch.profiler does. Times in microseconds."""
+
+    def __init__(self, properties: bool = True):
+        self.events, self.ids = [], itertools.count(1)
+        self.properties = [{"id": 0, "name": "Made GPU", "numSms": MULTIPROCESSORS}] if properties else []
+
+    def span(self, category: str, name: str, start, end, thread: int = MAIN, pid=77, **arguments):
+        event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": thread, "ts": start, "dur": end - start}
+        self.events.append(event | ({"args": arguments} if arguments else {}))
+        return self
+
+    def launch(
+        self, at, start, end, name="k", call="cudaLaunchKernel", grid=(1000, 1, 1), lasts=3, thread=MAIN, **more
+    ):
+        number = more.pop("correlation", None) or next(self.ids)
+        if call:
+            self.span("cuda_runtime", call, at, at + lasts, thread, correlation=number)
+        if start is not None:
+            self.on_device("kernel", name, start, end, number, grid=list(grid), block=[128, 1, 1], **more)
+        return self
+
+    def on_device(self, category, name, start, end, number, stream=7, device=0, **more):
+        more |= {"correlation": number, "stream": stream, "device": device}
+        return self.span(category, name, start, end, stream, device, **more)
+
+    def copy(self, at, returns, start, end, name="Memcpy HtoD (Pageable -> Device)", wait=None, operator="aten::to"):
+        """A copy, and with `wait` = (start, end) the cudaStreamSynchronize after it, both in one operator."""
+        number = next(self.ids)
+        self.span("cpu_op", operator, at - 1, max(returns, wait[1] if wait else 0) + 1)
+        self.span("cuda_runtime", "cudaMemcpyAsync", at, returns, correlation=number)
+        self.on_device("gpu_memcpy", name, start, end, number, bytes=4096)
+        if wait:
+            self.span("cuda_runtime", "cudaStreamSynchronize", *wait, correlation=next(self.ids))
+        return self
+
+    def item(self, at, start, end):
+        """`.item()`: a copy to the host that is waited for."""
+        return self.copy(at, end + 2, start, end, "Memcpy DtoH (Device -> Pageable)", (end + 3, end + 5), "aten::item")
+
+    @property
+    def whole(self) -> dict:
+        return {"schemaVersion": 1, "deviceProperties": self.properties, "traceEvents": self.events}
+
+    def read(self, **named):
+        return read(self.whole, **named)
+
+
+def swept(intervals: list[tuple[int, int]]) -> int:
+    """The length of a union by a sweep line: another way than the reader's."""
+    edges = sorted([(start, 1) for start, _ in intervals] + [(end, -1) for _, end in intervals])
+    total = depth = 0
+    for (at, step), (following, _) in itertools.pairwise(edges):
+        depth += step
+        total += (following - at) * (depth > 0)
+    return total
+
+
+def nanoseconds(trace: dict, device=0) -> list[tuple[int, int]]:
+    """The device's intervals, by numpy's rounding and not by the reader's decimals."""
+    chosen = [e for e in trace["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    chosen = [e for e in chosen if e["args"]["device"] == device]
+    start = np.rint(np.array([e["ts"] for e in chosen], np.longdouble) * 1000).astype(np.int64)
+    lasts = np.rint(np.array([e["dur"] for e in chosen], np.longdouble) * 1000).astype(np.int64)
+    return list(zip(start.tolist(), (start + lasts).tolist(), strict=True))
+
+
+def adds_up(trace):
+    """The gaps are what is not busy, to the nanosecond."""
+    assert sum(p.end - p.start for p in trace.gap_pieces) == trace.span_ns - trace.busy_ns
+    assert all(p.start < p.end for p in trace.gap_pieces)
+    assert all(a.end <= b.start for a, b in itertools.pairwise(trace.gap_pieces))
+    assert trace.busy_share + sum(trace.idle.values()) == pytest.approx(1 if trace.span_ns else 0, abs=1e-12)
+
+
+# -- busy time
+
+
+@pytest.mark.parametrize(("lasts", "every"), [(1000, 10_000), (6250, 71_500), (1, 3), (999_999, 10**6), (3, 3)])
+def test_the_busy_share_of_a_known_duty_is_exact(lasts, every):
+    """Nanoseconds; the times of day are near the end of a float's digits, as in torch's files."""
+    fake, n = Fake(), 50
+    for k in range(n):
+        start = 5_141_794_360_879_939 + k * every
+        fake.launch(start / 1000 - 20, start / 1000, start / 1000)
+        fake.events[-1]["dur"] = lasts / 1000
+    trace = fake.read()
+    assert trace.busy_ns == n * lasts
+    assert trace.span_ns == (n - 1) * every + lasts
+    assert Fraction(trace.busy_share).limit_denominator(10**9) == Fraction(n * lasts, (n - 1) * every + lasts)
+    adds_up(trace)
+
+
+def test_kernels_that_overlap_count_once():
+    trace = Fake().launch(0, 10, 20).launch(1, 15, 30, stream=8).launch(2, 18, 19, stream=9).launch(3, 40, 50).read()
+    assert (trace.busy_ns, trace.span_ns) == (30_000, 40_000)
+
+
+def test_short_kernels_are_not_rounded_to_microseconds():
+    """Where whole microseconds are taken, these have no length at all."""
+    trace = Fake().launch(0, 10.1, 10.9).launch(1, 11.2, 11.9).read()
+    assert trace.busy_ns == 1500 and trace.span_ns == 1800
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_intervals_have_the_length_that_a_sweep_line_finds(seed):
+    pick, fake = random.Random(seed), Fake()
+    for _ in range(pick.choice([1, 2, 30, 300])):
+        start = pick.randrange(1, 3_000_000)
+        lasts = pick.choice([0, 1, pick.randrange(1, 200_000)])
+        fake.launch(start / 1000 - pick.uniform(-5, 40), start / 1000, start / 1000, stream=pick.randrange(3))
+        fake.events[-1]["dur"] = lasts / 1000
+    expected = nanoseconds(fake.whole)
+    trace = fake.read()
+    assert trace.busy_ns == swept(expected)
+    some = [i for i in expected if i[1] > i[0]]
+    assert trace.span_ns == (max(e for _, e in some) - min(s for s, _ in some) if some else 0)
+    adds_up(trace)
+
+
+# -- why the device was idle
+
+
+def paced(fake: Fake, n=30, every=10.0, lasts=2.0, start=0.0) -> Fake:
+    """A launch-bound chain: each kernel is over before the next is launched."""
+    for k in range(n):
+        at = start + k * every
+        fake.span("cpu_op", "aten::add", at - 2, at + 5).launch(at, at + 5, at + 5 + lasts)
+    return fake.span("user_annotation", "forward", start - 3, start + n * every)
+
+
+def test_late_launches_are_the_host():
+    trace = paced(Fake()).read()
+    assert trace.idle == {gaps.HOST: pytest.approx(8 * 29 / (290 + 2))}
+    assert {(g.place.phase, g.place.operator) for g in trace.gaps} <= {("forward", "aten::add"), ("forward", "")}
+    assert [f.name for f in trace.findings] == [faults.TINY]
+    assert trace.findings[0].where.phase == "forward" and "30 launches" in trace.findings[0].sentence
+    adds_up(trace)
+
+
+def test_kernels_that_were_launched_in_time_are_not_the_host():
+    fake = Fake()
+    for k in range(30):
+        fake.launch(4 * k, 200 + 10 * k, 208 + 10 * k)
+    trace = fake.read()
+    assert set(trace.idle) == {gaps.QUEUED} and not trace.findings
+
+
+def busy_steps(fake: Fake, n=5, every=1000.0, lasts=950.0, host=100.0):
+    """Steps of one long kernel, launched one step ahead; returns when each step's kernel begins and ends."""
+    times = []
+    for k in range(n):
+        start = 1000 + k * every
+        fake.launch(start - 500, start, start + lasts)
+        times.append((start, start + lasts))
+    return times
+
+
+def test_a_wait_for_the_device_is_named_with_its_operator_and_place():
+    fake = Fake()
+    for k in range(6):
+        t = 1000.0 * k
+        fake.span("user_annotation", f"ProfilerStep#{k}", t, t + 1000)
+        fake.span("user_annotation", "forward", t + 1, t + 990)
+        fake.span("python_function", "train.py(12): largest", t + 20, t + 900)
+        fake.launch(t + 10, t + 15, t + 800).item(t + 30, t + 801, t + 803)
+    trace = fake.read()
+    assert set(trace.idle) <= {gaps.SYNC, gaps.QUEUED}
+    assert trace.idle[gaps.SYNC] > 0.15
+    [found] = trace.findings
+    assert found.name == faults.SYNC and "aten::item" in str(found.where)
+    assert found.where.phase == "forward" and found.where.frame == "train.py(12): largest"
+    assert found.gain == pytest.approx(1 / (1 - trace.idle[gaps.SYNC]))
+    adds_up(trace)
+
+
+def test_a_wait_costs_no_more_than_it_held_the_host():
+    """The host waits for 10 us, then works 500 us: without the wait, 490 us of the gap would still be there."""
+    fake = Fake().launch(0, 5, 100)
+    fake.span("cuda_runtime", "cudaDeviceSynchronize", 90, 102).launch(600, 605, 700)
+    trace = fake.read()
+    sync = sum(p.end - p.start for p in trace.gap_pieces if p.cause == gaps.SYNC)
+    assert sync == 12_000
+    assert sum(p.end - p.start for p in trace.gap_pieces if p.cause == gaps.HOST) == 505_000 - 12_000
+    adds_up(trace)
+
+
+def test_the_host_may_catch_up_over_several_gaps():
+    """A long wait, then kernels shorter than their launches: the first gaps are the wait's too."""
+    fake = Fake().launch(0, 5, 1000).span("cuda_runtime", "cudaStreamSynchronize", 10, 1001)
+    paced(fake, 20, start=1010.0)
+    assert set(fake.read().idle) == {gaps.SYNC}
+
+
+def test_a_wait_when_the_device_is_done_already_costs_what_it_lasts():
+    fake = paced(Fake(), 10)
+    fake.span("cuda_runtime", "cudaStreamSynchronize", 110, 113)
+    paced(fake, 10, start=150.0)
+    trace = fake.read()
+    assert sum(p.end - p.start for p in trace.gap_pieces if p.cause == gaps.SYNC) == 3_000
+    adds_up(trace)
+
+
+@pytest.mark.parametrize(
+    "name", ["enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "next batch", "data", "load data"]
+)
+def test_waiting_for_data_is_named(name):
+    fake = Fake()
+    for k in range(5):
+        t = 1000.0 * k
+        fake.span("user_annotation", f"ProfilerStep#{k}", t, t + 1000).span("user_annotation", name, t + 1, t + 600)
+        fake.launch(t + 610, t + 615, t + 1000)
+    trace = fake.read()
+    assert trace.idle[gaps.DATA] == pytest.approx(4 * 599 / trace.span_ns * 1e3)
+    [found] = trace.findings
+    assert found.name == faults.DATA and found.where.phase == name
+    adds_up(trace)
+
+
+def test_data_is_the_cause_though_the_host_waited_for_the_device_before():
+    fake = Fake()
+    for k in range(4):
+        t = 1000.0 * k
+        fake.launch(t, t + 5, t + 300).item(t + 20, t + 300, t + 302).span(
+            "user_annotation", "next batch", t + 310, t + 990
+        )
+    trace = fake.read()
+    assert trace.findings[0].name == faults.DATA and trace.idle[gaps.DATA] > 10 * trace.idle.get(gaps.SYNC, 0)
+
+
+def test_what_a_loader_thread_does_is_not_the_loop():
+    fake = paced(Fake(), 30)
+    fake.span("user_annotation", "load data", 0, 300, LOADER).span(
+        "cuda_runtime", "cudaEventSynchronize", 0, 300, LOADER
+    )
+    assert set(fake.read().idle) == {gaps.HOST}
+
+
+def test_pageable_copies_are_named_and_pinned_ones_beside_the_work_are_not():
+    pageable, pinned = Fake(), Fake()
+    for k in range(5):
+        t = 1000.0 * k
+        pageable.copy(t + 10, t + 400, t + 20, t + 402, wait=(t + 401, t + 404)).launch(t + 420, t + 425, t + 1000)
+        pinned.launch(t - 480, t, t + 990).copy(t - 470, t - 465, t + 10, t + 400, "Memcpy HtoD (Pinned -> Device)")
+    trace = pageable.read()
+    [found] = trace.findings
+    assert found.name == faults.PAGEABLE and found.where.operator == "aten::to"
+    assert found.share == pytest.approx((5 * 382 + 4 * 20 + 5 * 23) / 4980, rel=0.01)
+    assert not pinned.read().findings
+    adds_up(trace)
+
+
+def test_copies_from_pinned_memory_in_turn_have_another_name():
+    fake = Fake()
+    for k in range(5):
+        t = 1000.0 * k
+        fake.copy(t - 500, t - 490, t, t + 300, "Memcpy HtoD (Pinned -> Device)").launch(t - 480, t + 300, t + 1000)
+    assert [f.name for f in fake.read().findings] == [faults.IN_TURN]
+
+
+def test_memory_that_is_allocated_holds_the_host():
+    fake = Fake()
+    for k in range(5):
+        t = 1000.0 * k
+        fake.span("cuda_runtime", "cudaHostAlloc", t + 500, t + 980).launch(t + 990, t + 995, t + 1450)
+    trace = fake.read()
+    assert [f.name for f in trace.findings] == [faults.ALLOCATE]
+    adds_up(trace)
+
+
+def test_other_work_of_the_host_is_told_from_launching():
+    fake = Fake()
+    for k in range(5):
+        t = 2000.0 * k
+        fake.span("python_function", "train.py(40): log", t + 20, t + 1500)
+        fake.launch(t + 1600, t + 1605, t + 2010)
+    trace = fake.read()
+    [found] = trace.findings
+    assert found.name == faults.HOST and found.where.frame == "train.py(40): log"
+
+
+def test_the_backward_thread_has_the_phase_of_the_main_thread():
+    fake = Fake().span("user_annotation", "backward", 0, 1000).span("user_annotation", "ProfilerStep#3", -1, 1001)
+    for k in range(20):
+        node = f"autograd::engine::evaluate_function: Mul{k}"
+        fake.span("cpu_op", node, 10 + 20 * k, 25 + 20 * k, BACKWARD).launch(
+            15 + 20 * k, 20 + 20 * k, 22 + 20 * k, thread=BACKWARD
+        )
+    trace = fake.read()
+    assert {(g.place.step, g.place.phase) for g in trace.gaps} == {(3, "backward")}
+    assert trace.places.main != trace.launch_thread[0]
+
+
+def test_a_kernel_whose_launch_is_missing_is_unknown_and_doubted():
+    trace = Fake().launch(0, 5, 10).launch(0, 30, 40, call="").read()
+    assert set(trace.idle) == {gaps.UNKNOWN} and trace.early == 0 and trace.lost == 0
+    assert "does not have" in trace.doubts[0]
+
+
+def test_a_kernel_that_was_launched_before_the_recording_came_in_time():
+    fake = Fake().launch(0, 5, 10, call="").launch(0, 30, 40, call="").launch(0, 50, 60)
+    trace = fake.read()
+    assert set(trace.idle) == {gaps.QUEUED} and trace.early == 2 and not trace.doubts
+
+
+# -- what was launched
+
+
+def test_launches_without_a_kernel_are_lost():
+    fake = paced(Fake(), 10)
+    fake.launch(200, None, None).launch(210, None, None, call="cuLaunchKernelEx")
+    trace = fake.read()
+    assert (trace.launches, trace.kernels, trace.lost) == (12, 10, 2)
+
+
+def test_a_graph_is_one_launch_of_many_kernels():
+    fake = Fake()
+    fake.span("cuda_runtime", "cudaGraphLaunch", 0, 5, correlation=900)
+    for k in range(40):
+        fake.on_device("kernel", "k", 10 + 5 * k, 14 + 5 * k, 900, grid=[500, 1, 1])
+    fake.on_device("gpu_memset", "Memset (Device)", 300, 301, 900)
+    trace = fake.read()
+    assert (trace.graph_launches, trace.launches, trace.kernels, trace.lost) == (1, 0, 40, 0)
+    assert set(trace.idle) == {gaps.QUEUED} and not trace.findings
+    adds_up(trace)
+
+
+def test_copies_and_memsets_are_no_launches():
+    fake = Fake().launch(0, 5, 10).copy(20, 25, 26, 40)
+    fake.span("cuda_runtime", "cudaMemsetAsync", 50, 52, correlation=950)
+    trace = fake.on_device("gpu_memset", "Memset (Device)", 55, 56, 950).read()
+    assert (trace.launches, trace.kernels, trace.lost) == (1, 1, 0)
+
+
+def test_kernels_with_few_blocks_are_kept_apart_from_gaps():
+    fake = Fake()
+    for k in range(6):
+        t = 1000.0 * k
+        fake.launch(t - 100, t, t + 800, "scan", grid=(2, 1, 1)).launch(t - 90, t + 800, t + 1000)
+    trace = fake.read()
+    assert trace.busy_share == 1
+    assert trace.small_share == pytest.approx(0.8)
+    assert trace.small.loc["scan", ["calls", "blocks"]].tolist() == [6, 2]
+    [found] = trace.findings
+    assert found.name == faults.ONE_BLOCK and found.share == pytest.approx(0.8 * (1 - 2 / MULTIPROCESSORS))
+
+
+def test_small_kernels_beside_a_large_one_waste_nothing():
+    trace = Fake().launch(0, 10, 100).launch(1, 20, 60, grid=(1, 1, 1), stream=8).read()
+    assert trace.small_share == 0 and len(trace.small) == 1
+
+
+def test_without_the_number_of_multiprocessors_nothing_is_said_of_blocks():
+    fake = Fake(properties=False)
+    trace = fake.launch(0, 10, 1000, grid=(1, 1, 1)).read()
+    assert trace.multiprocessors is None and trace.small.empty and not trace.findings
+    assert trace.name == "device 0"
+
+
+def test_top_kernels_by_the_sum_of_their_own_time():
+    fake = Fake()
+    fake.launch(0, 10, 20, "void at::native::add<float>(int)").launch(1, 20, 40, "void at::native::add<float>(int)")
+    fake.launch(2, 40, 45, "gemm").copy(50, 60, 50, 59)
+    top = fake.read().top(2)
+    assert list(top.index) == ["add", "Memcpy HtoD (Pageable -> Device)"]
+    assert top.time_s.tolist() == pytest.approx([30e-6, 9e-6]) and top.calls.tolist() == [2, 1]
+    assert top.share.tolist() == pytest.approx([30 / 44, 9 / 44])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+            "std::array<char*, 3>>(int, at::native::CUDAFunctor_add<float>)",
+            "vectorized_elementwise_kernel<CUDAFunctor_add>",
+        ),
+        ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x64_tn"),
+        ("void at::native::(anonymous namespace)::layer_norm<float, 32u>(long", "layer_norm"),
+        ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
+        ("Memcpy DtoH (Device -> Pinned)", "Memcpy DtoH (Device -> Pinned)"),
+    ],
+)
+def test_names_of_kernels_are_short(name, expected):
+    assert short(name) == expected
+
+
+def test_a_wait_once_is_how_a_loss_is_logged():
+    fake = Fake()
+    for k in range(8):
+        t = 1000.0 * k
+        fake.span("user_annotation", f"ProfilerStep#{k}", t - 900, t + 90)
+        fake.launch(t - 800, t, t + 1000 - (150 if k == 4 else 1))
+    fake.item(4100, 4850, 4852)
+    trace = fake.read()
+    assert trace.busy_share < 0.99 and not trace.findings
+
+
+def test_lost_kernels_are_said():
+    fake = paced(Fake(), 10)
+    assert fake.read().doubts == []
+    [doubt] = fake.launch(200, None, None).read().doubts
+    assert "1 of 11 launches" in doubt
+
+
+# -- memory
+
+
+def allocating(levels: dict[str, list[int]], steps=3) -> Fake:
+    """Steps whose allocated MiB follow the levels in forward and backward."""
+    fake = Fake().launch(0, 5, 10)
+    for k in range(steps):
+        t = 1000.0 * (k + 1)
+        fake.span("user_annotation", f"ProfilerStep#{k}", t, t + 990)
+        fake.span("user_annotation", "forward", t + 1, t + 400).span("user_annotation", "backward", t + 410, t + 900)
+        fake.span("cpu_op", "aten::linear", t + 2, t + 399)
+        fake.span("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", t + 420, t + 890, BACKWARD)
+        for phase, begins, thread in (("forward", 10, MAIN), ("backward", 430, BACKWARD)):
+            for i, mib in enumerate(levels[phase]):
+                where = {"Device Type": 1, "Device Id": 0, "Total Allocated": (mib + k) << 20, "Bytes": 1}
+                event = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 77, "tid": thread}
+                fake.events.append(event | {"ts": t + begins + 10 * i, "args": where})
+    return fake
+
+
+def test_the_place_where_memory_peaks():
+    trace = allocating({"forward": [100, 500], "backward": [480, 300, 120]}).read()
+    assert trace.peak.bytes == 502 << 20
+    assert (trace.peak.where.step, trace.peak.where.phase, trace.peak.where.operator) == (2, "forward", "aten::linear")
+    assert not trace.findings
+
+
+def test_a_peak_in_backward_that_passes_is_named():
+    trace = allocating({"forward": [100, 200], "backward": [210, 900, 250]}).read()
+    [found] = trace.findings
+    assert found.name == faults.MEMORY and found.where.phase == "backward" and found.where.step == 2
+    assert found.share == pytest.approx((902 - 252) / 902)
+
+
+def test_gradients_that_stay_are_no_fault():
+    trace = allocating({"forward": [100, 200], "backward": [210, 900, 880]}).read()
+    assert trace.peak.where.phase == "backward" and not trace.findings
+
+
+def test_without_allocations_there_is_no_peak():
+    assert paced(Fake()).read().peak is None
+
+
+# -- files
+
+
+def texts() -> dict[str, tuple[str, str]]:
+    good = json.dumps(paced(Fake(), 5).whole)
+    cut = good[: good.index('"aten::add"', 1500) + 5]
+    return {
+        "empty": ("", "is empty"),
+        "blank": ("  \n ", "cut short|is empty"),
+        "text": ("Traceback (most recent call last)", "is no JSON at its beginning"),
+        "html": ("<html></html>", "is no JSON"),
+        "another JSON": ('{"cells": [], "nbformat": 4}', "no list of traceEvents"),
+        "no list": ('{"traceEvents": {}}', "no list of traceEvents"),
+        "no events": ('{"traceEvents": []}', "holds no events"),
+        "numbers": ("[1, 2, 3]", "none that torch.profiler writes"),
+        "no time": ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]}', "none that torch.profiler writes"),
+        "a wrong time": ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon"}]}', "none that torch"),
+        "cut in an event": (cut, r"cut short: it ends after \d+ events"),
+        "cut at the end": (good[:-2], "cut short: it ends after 16 events"),
+        "broken inside": (good.replace('"ph"', "ph", 8).replace('ph": "X"', '"ph": "X"', 1), "no JSON|cut short"),
+        "no device": (json.dumps({"traceEvents": [e for e in paced(Fake(), 5).events if e["cat"] != "kernel"]}),
+                      "0 kernels recorded: .* has 11 events"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["json", "gz"])
+@pytest.mark.parametrize("case", texts())
+def test_what_is_no_trace_is_one_sentence(case, packed, tmp_path):
+    text, expected = texts()[case]
+    path = tmp_path / ("trace.json.gz" if packed else "trace.json")
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    with pytest.raises(PerflabError, match=expected) as caught:
+        read(path)
+    assert "trace.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_packed_file_that_is_cut_is_said(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(paced(Fake(), 500).whole).encode())[:-800])
+    with pytest.raises(PerflabError, match="cut short"):
+        read(path)
+    path.write_bytes(b"\x1f\x8b" + bytes(range(100)))
+    with pytest.raises(PerflabError, match=r"damaged|cut short"):
+        read(path)
+
+
+@pytest.mark.parametrize("source", ["nowhere/trace.json", Path("/"), 7, None])
+def test_a_source_that_is_none_says_what_is_one(source):
+    with pytest.raises(PerflabError, match=r"export_chrome_trace|cannot be read"):
+        read(source)
+
+
+def test_all_ways_to_give_a_trace_are_alike(tmp_path):
+    whole = paced(Fake()).launch(400, 405.123, 409.456).whole
+    plain, packed, bare, spaced = (tmp_path / f"{n}.json" for n in ("plain", "packed", "bare", "spaced"))
+    plain.write_text(json.dumps(whole | {"traceName": "last"}))
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    bare.write_text(json.dumps(whole["traceEvents"]))
+    late = {"traceEvents": whole["traceEvents"], "deviceProperties": whole["deviceProperties"], "x": [1, {"y": "]"}]}
+    spaced.write_text(json.dumps(late, indent=4))
+    expected = read(whole)
+    for source in (plain, str(packed), spaced, bare, whole["traceEvents"]):
+        got = read(source)
+        assert (got.busy_ns, got.span_ns, got.idle) == (expected.busy_ns, expected.span_ns, expected.idle)
+    assert read(spaced).multiprocessors == MULTIPROCESSORS and read(bare).multiprocessors is None
+
+
+def test_a_file_is_read_alike_wherever_its_chunks_end(tmp_path, monkeypatch):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(paced(Fake(), 8).item(100, 110, 112).whole))
+    expected = read(path).gap_pieces
+    for size in (600, 997, 1201):
+        monkeypatch.setattr("perflab.kernels.events.CHUNK", size)
+        assert read(path).gap_pieces == expected
+
+
+def test_each_device_has_its_own_trace():
+    fake = Fake().launch(0, 5, 10).launch(1, 30, 40)
+    fake.launch(2, 100, 190, device=1).launch(3, 200, 300, device=1)
+    assert fake.read().device == 1, "the one with most work"
+    assert (fake.read(device=0).busy_ns, fake.read(device=1).busy_ns) == (15_000, 190_000)
+    assert fake.read(device=0).lost == 0, "a kernel of another device is not lost"
+    with pytest.raises(PerflabError, match="no work of device 5: it has device 0, 1"):
+        fake.read(device=5)
+
+
+def test_events_that_nobody_knows_are_passed_over():
+    fake = paced(Fake())
+    expected = fake.read().idle
+    fake.span("overhead", "Activity Buffer Request", 0, 500).span("gpu_user_annotation", "forward", 0, 900, 7, 0)
+    fake.events.append({"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}})
+    fake.events.append({"ph": "s", "cat": "ac2g", "id": 1, "pid": 1, "tid": 0, "ts": 3})
+    fake.events.append({"ph": "X", "cat": "python_function", "name": "torch/nn/modules/module.py(1): f", "pid": 77,
+                        "tid": MAIN, "ts": 1, "dur": 2, "args": None})  # fmt: skip
+    fake.events.append({"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x",
+                        "ts": 0, "dur": 9, "args": {"Op count": 0}})  # fmt: skip
+    assert fake.read().idle == expected
+
+
+def test_kernels_without_a_grid_and_arguments_are_read():
+    """Other profilers write fewer arguments; the process of a device's event is then its number."""
+    trace = read([{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": t, "dur": 2} for t in (1, 5, 9)])
+    assert trace.busy_ns == 6000 and trace.device == 0 and trace.small_share == 0
+
+
+@pytest.mark.slow
+def test_a_file_of_50_mb_needs_little_memory(tmp_path):
+    """In a process of its own: what it holds at most, above what it holds for a small file."""
+    path, small = tmp_path / "large.json", tmp_path / "small.json"
+    write_large(path, 50_000_000)
+    write_large(small, 50_000)
+    least, peak = memory_of(small), memory_of(path)
+    assert peak["bytes"] - least["bytes"] < path.stat().st_size, (least, peak)
+    assert peak["kernels"] > 30_000 and peak["busy_share"] == pytest.approx(0.25, abs=1e-3)
+
+
+def write_large(path: Path, nbytes: int):
+    """Operators, launches and kernels as torch writes them; every fourth of the time has a kernel."""
+    fake, names = Fake(), ("aten::linear", "aten::addmm", "aten::resolve_conj", "aten::t")
+    for name in names:
+        fake.span("cpu_op", name, 1.5, 5, **{"External id": 1, "Record function id": 0, "Ev Idx": 4})
+    fake.launch(1.25, 4.5, 6.5, "void at::native::elementwise_kernel<128, 2>(int)")
+    block = json.dumps(fake.events, indent=1)[1:-1].replace('"correlation": 1', '"correlation": @')
+    with open(path, "w") as file:
+        file.write('{"schemaVersion": 1, "deviceProperties": [], "traceEvents": [')
+        for k in range(1 + nbytes // len(block)):
+            times = re.sub(r'"ts": ([0-9.]+)', lambda m: f'"ts": {5_141_794_360_000 + 8 * k + float(m[1])}', block)  # noqa: B023
+            file.write(("," if k else "") + times.replace("@", str(k)))
+        file.write('], "traceName": "large"}')
+
+
+def memory_of(path: Path) -> dict:
+    code = (
+        "import json, resource, sys; from perflab.kernels.trace import read; t = read(sys.argv[1]); s = t.busy_share; "
+        "print(json.dumps({'bytes': 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 'kernels': t.kernels, "
+        "'busy_share': s}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, timeout=200)
+    return json.loads(done.stdout)
+
+
+# -- the host's part, and what torch itself says
+
+
+def profiled(step):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(3):
+            step()
+    return profiler
+
+
+def test_a_profile_without_a_device_says_so_and_how_to_go_on():
+    profiler = profiled(lambda: torch.ones(8) + 1)
+    with pytest.raises(PerflabError, match=r"0 kernels recorded.*ProfilerActivity.CUDA.*host_view"):
+        read(profiler)
+    with pytest.raises(PerflabError, match="already"):
+        read(profiler)
+
+
+def test_self_times_of_operators_are_those_of_torch():
+    net, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)), torch.randn(32, 64)
+    profiler = profiled(lambda: net(x).sum().backward())
+    ours = host_view(profiler).top(1000)
+    theirs = {e.key: e for e in profiler.key_averages()}
+    assert len(ours) > 20
+    for name, row in ours.iterrows():
+        assert row.calls >= theirs[name].count, name  # torch leaves out an operator that only calls itself
+        assert row.self_s == pytest.approx(theirs[name].self_cpu_time_total / 1e6, abs=2e-9 * row.calls + 1e-6), name
+
+
+def test_waiting_for_a_loader_is_seen_without_a_device():
+    view = host_view(planted.record(planted.FAULTS["slow_loader"], "cpu", 4))
+    first = planted.WAIT + planted.WARMUP
+    assert list(view.steps.index) == [first, first + 1, first + 2, first + 3]
+    asleep = 32 * 5e-4
+    assert (view.steps.wait_s > 0.9 * asleep).all() and 0 < view.wait_share < 1
+
+
+def test_frames_of_libraries_are_not_the_users():
+    assert own_frame("train.py(12): step") == "train.py(12): step"
+    assert own_frame("/tmp/ipykernel_7/123.py(3): step") == "123.py(3): step"
+    for name in (
+        "torch/nn/modules/module.py(1773): _wrapped_call_impl",
+        "typing.py(359): inner",
+        "/usr/lib/python3.12/site-packages/lightning/loop.py(3): run",
+        "<built-in method item of Tensor object at 0x7f00>",
+        "<frozen runpy>(1): run",
+        "nn.Module: Linear_0",
+    ):
+        assert own_frame(name) is None, name
+
+
+# -- the planted loops
+
+
+@pytest.mark.parametrize("name", [n for n in planted.FAULTS | planted.HEALTHY if n not in ("prefetching", "graphed")])
+def test_each_planted_loop_runs_and_its_small_trace_names_no_machine(name, tmp_path):
+    plan = (planted.FAULTS | planted.HEALTHY)[name]
+    whole = exported(planted.record(plan, "cpu", steps=2))
+    small = trimmed(whole)
+    size = write(small, tmp_path / "t.json.gz")
+    text = gzip.decompress((tmp_path / "t.json.gz").read_bytes()).decode()
+    assert size == (tmp_path / "t.json.gz").stat().st_size
+    assert str(Path.home()) not in text and str(places.COURSE) not in text and "site-packages" not in text
+    steps = [e for e in small["traceEvents"] if e["name"].startswith("ProfilerStep")]
+    assert len(steps) == 2 and min(e["ts"] for e in small["traceEvents"]) == 0
+    assert len(host_view(small).top()) > 1
+    if plan.stack:
+        assert any(e["cat"] == "python_function" and "loops.py(" in e["name"] for e in small["traceEvents"])
+
+
+def test_what_needs_a_device_says_so():
+    for name in ("prefetching", "graphed"):
+        with pytest.raises(PerflabError, match="CUDA"):
+            next(planted.HEALTHY[name].loop("cpu"))
+
+
+def test_trimming_changes_nothing_that_is_read():
+    fake = paced(Fake()).copy(400, 420, 405, 425, wait=(421, 428)).item(500, 520, 525)
+    fake.span("user_annotation", "ProfilerStep#1", -10, 600).span(
+        "python_function", "/home/me/train.py(3): f", 399, 600
+    )
+    whole, small = fake.read(), read(trimmed(fake.whole))
+    assert small.idle == whole.idle and small.top().equals(whole.top()) and small.gaps == whole.gaps
+    assert "/home/me" not in json.dumps(trimmed(fake.whole))
+
+
+# -- recorded traces
+
+RECORDED = sorted(TRACES.glob("*.json.gz"))
+
+
+@pytest.mark.skipif(not RECORDED, reason="no recorded traces yet")
+def test_the_recorded_traces_are_small_and_name_no_machine():
+    assert sum(p.stat().st_size for p in RECORDED) < 2_000_000 and len(RECORDED) >= 3
+    for path in RECORDED:
+        text = gzip.decompress(path.read_bytes()).decode()
+        assert not re.search(r'"/|/tmp/|/home/|/root/|host_name', text), path.name
+        assert path.name.removesuffix(".json.gz") in planted.FAULTS | planted.HEALTHY
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.name.partition(".")[0])
+def test_the_busy_share_of_a_recorded_trace_is_that_of_a_sweep_line(path):
+    whole = json.loads(gzip.decompress(path.read_bytes()))
+    intervals = nanoseconds(whole)
+    span = max(e for _, e in intervals) - min(s for s, _ in intervals)
+    trace = read(path)
+    assert abs(trace.busy_share - swept(intervals) / span) < 1e-3
+    assert trace.lost == 0 and trace.kernels > 20
+    adds_up(trace)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.name.partition(".")[0])
+def test_a_planted_fault_is_named_with_its_place_and_a_healthy_loop_is_not(path):
+    found, plan = read(path).findings, (planted.FAULTS | planted.HEALTHY)[path.name.partition(".")[0]]
+    if not plan.fault:
+        assert not found
+    else:
+        first = found[-1 if plan.fault == faults.MEMORY else 0]  # memory is not a share of time, and comes last
+        assert first.name == plan.fault and plan.place in str(first.where), found
+        assert first.sentence.startswith(plan.fault) and first.share > 0.01
