@@ -4,6 +4,7 @@ The driver is asked through ctypes, and small kernels of our own are compiled by
 process of its own, since a wrong call would take its process down.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -162,6 +163,7 @@ class _Meeting:
 
     def __init__(self, driver: _Driver):
         self.driver = driver
+        os.environ.setdefault("CUDA_HOME", "/usr/local/cuda")  # torch wants a name of it, and needs no file of it
         self.kernel = torch.cuda._compile_kernel(_MEET, "meet")
         self.function = self.kernel.func
         if not isinstance(self.function, ctypes.c_void_p):
@@ -216,8 +218,9 @@ class _Meeting:
 def _attributes() -> dict[str, int]:
     driver = _Driver()
     found = driver.attributes() | {"largest_cluster": 0}
-    if found["cluster_launch"] and hasattr(torch.cuda, "_compile_kernel"):
-        found["largest_cluster"] = _Meeting(driver).largest_cluster()
+    if found["cluster_launch"]:
+        with contextlib.suppress(Exception):  # without our kernel the driver cannot be asked for it
+            found["largest_cluster"] = _Meeting(driver).largest_cluster()
     return found
 
 
@@ -225,10 +228,12 @@ def _meetings() -> dict:
     driver = _Driver()
     found = driver.attributes()
     sms = found["sms"]
-    if not hasattr(torch.cuda, "_compile_kernel"):
+    try:
+        meeting = _Meeting(driver)
+    except Exception as e:
         most = sms * min(found["ctas_an_sm"], found["threads_an_sm"] // THREADS)
-        return {"why": "this torch cannot compile a kernel of ours: by attributes alone", "blocks": most}
-    meeting = _Meeting(driver)
+        said = (str(e).strip().splitlines() or [type(e).__name__])[0]
+        return {"why": f"no kernel of ours could be compiled ({said[:120]}): by attributes alone", "blocks": most}
     fit = meeting.fits() * sms
     return {
         "ordinary, half of what fits": meeting.launch(fit // 2, False, sms),
