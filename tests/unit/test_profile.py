@@ -6,12 +6,14 @@ import json
 import os
 import threading
 
+import nbformat
 import pytest
 import torch
 from torch import nn
 
-from perflab import PerflabError
-from perflab.kernels import peak, profile, syncs
+from perflab import PerflabError, places, question
+from perflab.kernels import peak, profile, strip, syncs, trace
+from perflab.learn.problems import profiler as exercises
 
 THIS = os.path.abspath(__file__)
 
@@ -365,3 +367,216 @@ def test_python_frames_are_no_operators():
         products()
     names = {row["operator"] for row in profile._operators(seen)}
     assert "aten::mm" in names and not any("py(" in name or name.startswith("<") for name in names)
+
+
+def test_a_trace_without_a_device_says_that_it_has_no_kernels(seen):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(PerflabError, match="0 kernels recorded"):
+        seen.trace  # noqa: B018
+
+
+# -- an allocator, played
+
+
+class Allocator:
+    """Stands for torch.cuda's: what is allocated, its highest since the last reset, and its history."""
+
+    def __init__(self, monkeypatch, before: int = 0):
+        self.now = self.high = before
+        self.count, self.sizes, self.events, self.recording = 0, {}, [], []
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "init", lambda: None)
+        monkeypatch.setattr(cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(cuda, "memory_allocated", lambda: self.now)
+        monkeypatch.setattr(cuda, "max_memory_allocated", lambda: self.high)
+        monkeypatch.setattr(cuda, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(cuda, "memory_stats", lambda: {"allocation.all.allocated": self.count})
+        monkeypatch.setattr(cuda.memory, "_record_memory_history", self.record)
+        monkeypatch.setattr(cuda.memory, "_snapshot", lambda: {"device_traces": [self.events]})
+
+    def reset(self):
+        self.high = self.now
+
+    def record(self, enabled="all", **options):
+        self.recording.append(enabled)
+
+    def take(self, size: int, line: int = 0) -> int:
+        self.count += 1
+        self.now += size
+        self.high = max(self.high, self.now)
+        self.sizes[self.count] = size
+        frames = [{"filename": torch.__file__, "line": 1, "name": "x"}, {"filename": THIS, "line": line, "name": "y"}]
+        kept = frames if line else []
+        self.events.append({"action": "alloc", "addr": self.count, "size": size, "frames": kept})
+        return self.count
+
+    def give(self, address: int):
+        self.now -= self.sizes[address]
+        for action in ("free_requested", "free_completed"):
+            self.events.append({"action": action, "addr": address, "size": self.sizes[address], "frames": []})
+
+
+class Grows(torch.autograd.Function):
+    """Takes memory of the played allocator on its way back."""
+
+    @staticmethod
+    def forward(ctx, x, allocator, size):
+        ctx.asked = allocator, size
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        allocator, size = ctx.asked
+        allocator.give(allocator.take(size))
+        return grad, None, None
+
+
+def on_allocator(allocator, sizes):
+    """A step that takes 100 in forward, what `sizes` says in backward, and 300 in all for its optimizer, once."""
+    weight = torch.ones(3, requires_grad=True)
+    optimizer, left, state = torch.optim.SGD([weight]), iter(sizes), []
+    optimizer.register_step_post_hook(lambda *_: state or state.append(allocator.take(300, line=7)))
+
+    def step():
+        x = allocator.take(100, line=5)
+        Grows.apply(weight, allocator, next(left)).sum().backward()
+        allocator.give(x)
+        optimizer.step()
+
+    return step
+
+
+def test_the_allocators_peak_is_told_by_step_and_phase_with_what_is_alive(monkeypatch):
+    allocator = Allocator(monkeypatch, before=50)
+    found = peak.peak_step(on_allocator(allocator, [10, 900, 10]), 3, device="cuda")
+    assert (found.step, found.phase, found.bytes, found.counted) == (2, "backward", 50 + 300 + 100 + 900, "allocator")
+    assert found.phases[1, "forward"] == 50 + 100 and found.phases[1, "backward"] == 50 + 100 + 10
+    assert found.phases[3, "forward"] == 50 + 300 + 100
+    alive = {(a.phase, a.line): a.bytes for a in found.alive}
+    assert alive == {
+        ("backward", 0): 900,
+        ("optimizer", 7): 300,
+        ("forward", 5): 100,
+        ("parameters and inputs", 0): 50,
+    }
+
+
+def test_the_allocators_history_is_switched_off_whatever_happens(monkeypatch):
+    allocator = Allocator(monkeypatch)
+    with pytest.raises(StopIteration):
+        peak.peak_step(on_allocator(allocator, [10]), 2, device="cuda")
+    assert allocator.recording == ["all", None]
+
+
+def test_a_step_that_leaves_the_device_alone_has_no_peak_there(monkeypatch):
+    Allocator(monkeypatch)
+    with pytest.raises(PerflabError, match="allocated nothing on the device"):
+        peak.peak_step(lambda: torch.ones(3) + 1, 2, device="cuda")
+
+
+# -- the notebook, its explorer and its exercises
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    names = ("tiny_kernels", "slow_loader", "matmuls")
+    return {name: trace.read(places.DATA / "traces" / f"{name}.json.gz") for name in names}
+
+
+def taught(*names: str) -> dict:
+    """What the cells of the notebook that define these functions define, after its imports."""
+    nb = nbformat.read(places.NOTEBOOKS / "06_profiler.ipynb", 4)
+    cells = [c.source for c in nb.cells if c.cell_type == "code"]
+    scope: dict = {}
+    for source in cells[:2]:
+        exec(source, scope)
+    for name in names:
+        source = next(c for c in cells[2:] if f"def {name}(" in c)
+        exec(source[source.index(f"def {name}(") :].partition("\n\n\n")[0], scope)
+    return scope
+
+
+def test_the_six_lines_of_the_notebook_give_the_busy_share(recorded):
+    busy_share = taught("busy_share")["busy_share"]
+    for t in recorded.values():
+        assert float(busy_share(t.events)) == pytest.approx(t.busy_share, abs=1e-9)
+
+
+def test_a_trace_without_its_gaps_has_the_same_table_and_a_busy_device(recorded):
+    squeezed = taught("squeezed")["squeezed"]("tiny_kernels")
+    assert recorded["tiny_kernels"].busy_share < 0.5 < 0.99 < squeezed.busy_share
+    columns = ["calls", "time_s"]
+    assert squeezed.top(1000)[columns].equals(recorded["tiny_kernels"].top(1000)[columns])
+
+
+def test_the_window_says_what_is_in_it(recorded):
+    for t in recorded.values():
+        drawn = strip.Strip(t)
+        assert drawn.busy_share(0, t.span_s) == pytest.approx(t.busy_share, abs=1e-6)
+        seen = [(a, b, cause) for a, b, cause in drawn.gaps if b > 0]
+        causes = strip._causes(seen, 0, t.span_s)
+        assert causes == pytest.approx({c: share for c, share in t.idle.items() if share > 0}, abs=1e-6)
+
+
+def test_the_explorer_draws_at_both_ends_of_every_control(recorded):
+    explorer = strip.explore_trace(recorded)
+    for name, control in explorer.controls.items():
+        first = control.value
+        ends = getattr(control, "options", None) or (control.min, control.max)
+        for value in [10**x for x in ends] if name == "width_us" else ends:
+            control.value = value
+            assert explorer.error is None, (name, value, explorer.error)
+            assert "device is busy" in explorer.caption.value
+        control.value = first
+    with pytest.raises(PerflabError, match="at least one trace"):
+        strip.explore_trace({})
+
+
+def test_the_exercise_names_the_faults_that_were_planted():
+    q, right = question("06.1"), exercises.PLANTED
+    assert q.check(right).state == "Correct"
+    assert q.check({letter: f" {name.upper()} " for letter, name in right.items()}).state == "Correct"
+    for letter, trace_ in exercises.unnamed().items():
+        assert right[letter] in [f.name for f in trace_.findings], "the answer is what the reader finds too"
+        for name in exercises.NAMES:
+            if name != right[letter]:
+                outcome = q.check(right | {letter: name})
+                assert (
+                    outcome.state == "Not right" and f"{letter} " in outcome.sentence and "2 of 3" in outcome.sentence
+                )
+
+
+@pytest.mark.parametrize("answer", [3, {}, {"A": "x", "B": "y"}, {"A": "noise", "B": "host work", "C": "synchronise"}])
+def test_an_answer_of_another_form_hears_which(answer):
+    outcome = question("06.1").check(answer)
+    assert outcome.state == "Not right" and ("dict" in outcome.sentence or "none of the names" in outcome.sentence)
+
+
+def solution(*changes: tuple[str, str]):
+    source = question("06.2").problem.solution
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    scope: dict = {}
+    exec(compile(source, "/tmp/ipykernel_1/2.py", "exec"), scope)
+    return scope["trained"]
+
+
+def test_a_loop_that_waits_once_is_right():
+    assert question("06.2").check(solution()).state == "Correct"
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ([("loss.detach())", "loss.item())"), ("torch.stack(losses).tolist()", "losses")], "cell, line 10 alone 12"),
+        ([("optimizer.step()", "pass")], "not the losses"),
+        ([("torch.stack(losses).tolist()", "torch.stack(losses).tolist()[1:]")], "you return 11"),
+        ([("torch.stack(losses).tolist()", "losses")], "Python numbers"),
+    ],
+    ids=["item", "no training", "one is missing", "tensors"],
+)
+def test_a_wrong_loop_hears_what_is_wrong(changes, word):
+    outcome = question("06.2").check(solution(*changes))
+    assert outcome.state == "Not right" and word in outcome.sentence
