@@ -99,14 +99,16 @@ def _explained(a: int, b: int, event: int, launched: int, thread: int, around: l
         if start > cursor:  # the host was on its own
             if charged := min(waiting.credit, start - cursor):
                 yield Piece(cursor, cursor + charged, waiting.creditor.cause, *_moment(waiting.creditor), event)
-                cursor, waiting.credit = cursor + charged, waiting.credit - charged
+                waiting.credit -= charged
+                waiting.pay(waiting.creditor, charged)
+                cursor += charged
             if start > cursor:
                 before = min(start, launched)
                 yield Piece(cursor, start, HOST, thread, (cursor + before) // 2 if before > cursor else launched, event)
                 cursor = start
         if hold is not None and end > cursor:
             yield Piece(cursor, end, hold.cause, *_moment(hold), event)
-            waiting.paid[hold] = waiting.paid.get(hold, 0) + end - cursor
+            waiting.pay(hold, end - cursor)
             cursor = end
 
 
@@ -125,8 +127,12 @@ class _Waiting:
         self.active = [hold for hold in self.active if hold.end + SKEW >= a]
         for hold in self.active:
             if hold.cause in (SYNC, COPY) and hold.start < a:
-                self.credit, self.creditor = a - hold.start - self.paid.get(hold, 0), hold
+                owed = min(a, hold.end) - hold.start - self.paid.get(hold, 0)
+                self.credit, self.creditor = max(0, owed), hold
         return [hold for hold in self.active if hold.end > a]
+
+    def pay(self, hold: Held, charged: int):
+        self.paid[hold] = self.paid.get(hold, 0) + charged
 
 
 def _moment(hold: Held) -> tuple[int, int]:

@@ -213,6 +213,33 @@ def test_a_wait_costs_no_more_than_it_held_the_host():
     adds_up(trace)
 
 
+def test_no_wait_is_charged_with_more_than_it_lasted():
+    """Whatever the trace: random kernels, launches and waits, in one thread."""
+    most = 0.0
+    for seed in range(40):
+        pick, fake, at, free = random.Random(seed), Fake(), 0, 0  # whole microseconds
+        lasted = {}
+        for _ in range(60):
+            at += pick.choice([1, 5, 30])
+            if pick.random() < 0.3:
+                ends = max(at + 2, free + pick.choice([-3, 1, 2]))
+                fake.span("cuda_runtime", "cudaStreamSynchronize", at, ends)
+                lasted[500 * (at + ends)] = 1000 * (ends - at)
+                at = ends
+            else:
+                start = max(at + 4, free + 1)
+                free = start + pick.choice([1, 3, 100])
+                fake.launch(at, start, free, lasts=1)
+        charged = dict.fromkeys(lasted, 0)
+        trace = fake.read()
+        for p in trace.gap_pieces:
+            if p.cause == gaps.SYNC:
+                charged[p.time] += p.end - p.start
+        most = max(most, *(charged[t] / lasted[t] for t in lasted))
+        adds_up(trace)
+    assert 0.9 < most <= 1
+
+
 def test_the_host_may_catch_up_over_several_gaps():
     """A long wait, then kernels shorter than their launches: the first gaps are the wait's too."""
     fake = Fake().launch(0, 5, 1000).span("cuda_runtime", "cudaStreamSynchronize", 10, 1001)
