@@ -487,13 +487,13 @@ def test_the_calls_of_the_question_are_counted_as_they_run():
 
 
 def truths(monkeypatch, **flat):
-    """As measured on an H200 by the model; `flat` sets what twice the work does to a call."""
+    """As measured on an H200 by the model; `flat` sets what twice the size does to a call."""
     times = {"copy": 0.51e-3, "fp32": 21.6e-3}
     here = roofs.Roofs("x", 2 * 2**30 / 0.51e-3, {"fp32": 2 * 8192**3 / 21.6e-3})
     for name, call in problems.CALLS.items():
-        for label, c in ((name, call), (f"{name}, twice", call.twice())):
+        for label, c in ((name, call), (f"{name}, larger", call.larger())):
             times[label] = max(6e-6, roofline.place(c.work(), here, "fp32").bound_s)
-    times |= {f"{name}, twice": times[name] * x for name, x in flat.items()}
+    times |= {f"{name}, larger": times[name] * x for name, x in flat.items()}
     samples = {label: [(r, [t]) for r in range(6)] for label, t in times.items()}
     done = {"copy": 2.0 * 2**30, "fp32": 2.0 * 8192**3}
     result = Result("05.exercise", 1, "call", list(times), {"time_s": samples}, work=done)

@@ -29,11 +29,10 @@ class Call:
     n: int
     columns: int = 0
 
-    def twice(self) -> "Call":
-        """Twice the work and the bytes: twice the columns of a product, else twice the rows."""
-        if self.columns:
-            return Call(self.operator, self.rows, self.n, 2 * self.columns)
-        return Call(self.operator, 2 * self.rows, self.n)
+    def larger(self) -> "Call":
+        """Twice the rows, and of a product twice the columns too: a product that leaves most of a device idle
+        may take the same time with twice the rows alone."""
+        return Call(self.operator, 2 * self.rows, self.n, 2 * self.columns)
 
     def work(self) -> Work:
         x = 4 * self.rows * self.n
@@ -72,9 +71,9 @@ def _prepared(case: str | Call) -> Callable[[], object]:
 
 
 def _measured() -> Result:
-    """The copy, the fp32 product, every call, and the small ones with twice the work: all in the same rounds."""
+    """The copy, the fp32 product, and every call at its size and at twice the size: all in the same rounds."""
     cases: dict[str, str | Call] = {roofs.COPY: roofs.COPY, "fp32": "fp32"} | dict(CALLS)
-    cases |= {f"{name}, twice": call.twice() for name, call in CALLS.items()}
+    cases |= {f"{name}, larger": call.larger() for name, call in CALLS.items()}
 
     def work(case):
         return roofs.work(case) if isinstance(case, str) else 1.0
@@ -89,12 +88,12 @@ def _truths(seen: Result) -> dict[str, tuple[str, str]]:
     for name, call in CALLS.items():
         work = call.work()
         placed = place(work, here, "fp32", overhead_s)
-        flat = time.ratio(f"{name}, twice", name).mid < math.sqrt(2)
+        flat = time.ratio(f"{name}, larger", name).mid < math.sqrt(2)
         why = (
             f"{quantity(work.flops, 'flops')} need {quantity(placed.arithmetic_s, 's')} here, its "
             f"{quantity(work.moved_bytes, 'bytes')} {quantity(placed.bandwidth_s, 's')}, starting a call "
-            f"{quantity(placed.overhead_s, 's')}, and twice the work took "
-            f"{digits(time.ratio(f'{name}, twice', name).mid)} times as long"
+            f"{quantity(placed.overhead_s, 's')}, and at twice the size it took "
+            f"{digits(time.ratio(f'{name}, larger', name).mid)} times as long"
         )
         said[name] = placed.regime if flat == (placed.regime == OVERHEAD) else "", why
     return said
@@ -118,7 +117,7 @@ def _named(answer) -> Outcome:
     if unsure := [name for name in CALLS if not truths[name][0]]:
         why = f"{unsure[0]}: {truths[unsure[0]][1]}"
         return Outcome(CANNOT, f"nothing is wrong, but this machine does not follow the model for {why}. Check again.")
-    return Outcome(CORRECT, "all five, and this machine agrees: twice the work changed each as its regime says.")
+    return Outcome(CORRECT, "all five, and this machine agrees: twice the size changed each as its regime says.")
 
 
 ROWS, INNER, PEAK, BANDWIDTH_TB = 64, 4096, 312.0, 2.0
