@@ -105,16 +105,29 @@ def explore_launch(points: Mapping[str, Point] | None = None) -> Explorer:
         for y, spans, what in lanes:
             bars = [(1e6 * start, 1e6 * (end - start)) for start, end in spans[:shown]]
             ax.broken_barh(bars, (y - 0.35, 0.7), facecolors=colours[what], edgecolor="white")
-        ax.set_yticks([0, 1], ["host", "device"])
-        ax.set_ylim(1.6, -0.6)
-        ax.set_xlim(0, 1e6 * max(line.host[shown - 1][1], line.device[shown - 1][1]))
+        end = 1e6 * max(line.host[shown - 1][1], line.device[shown - 1][1])
+        names, point = ["host", "device"], points.get(measured)
+        if point is not None and point.busy_share > 0:
+            colour = style.HERE if point.where == "here" else style.RECORDED
+            for share, word, ink in [
+                (line.busy_share, "modelled", style.BOUND),
+                (point.busy_share, "measured", colour),
+            ]:
+                ax.barh(len(names), share * end, height=0.4, color=ink)
+                inside = share > 0.8
+                at, side = share * end, "right" if inside else "left"
+                ax.text(at, len(names), f" {word} {share:.1%} ", va="center", ha=side, color="white" if inside else ink)
+                names.append("busy")
+        ax.set_yticks(range(len(names)), names)
+        ax.set_ylim(len(names) - 0.4, -0.6)
+        ax.set_xlim(0, end)
         ax.set_xlabel(f"time (us) of the first {shown}, modelled", loc="left")
         ax.grid(axis="y", visible=False)
         style.key(ax, colours)
         ax.set_title(
             f"{ops} operators in {digits(1e3 * line.span_s)} ms: the device is busy {line.busy_share:.1%} of the time"
         )
-        return _caption(line, points.get(measured))
+        return _caption(line, point)
 
     explorer = Explorer(
         draw,

@@ -1,16 +1,19 @@
 """Launching operators: the chain, who chooses, the model of host and device, the levels, the exercises."""
 
+import contextlib
 import itertools
 import json
 import math
 import subprocess
 import sys
+import types
 
+import nbformat
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from perflab import PerflabError, question
+from perflab import PerflabError, places, question
 from perflab.bench import machine
 from perflab.bench.result import Result
 from perflab.kernels import hierarchy, launch, pipeline
@@ -246,6 +249,73 @@ def test_asking_nothing_touches_no_gpu():
     code = "import torch, perflab.kernels.launch, perflab.kernels.hierarchy; print(torch.cuda.is_initialized())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+# -- the notebook's own lines
+
+
+def code_with(name: str) -> str:
+    nb = nbformat.read(places.NOTEBOOKS / "04_kernel_launch.ipynb", 4)
+    return next(c.source for c in nb.cells if c.cell_type == "code" and f"def {name}(" in c.source)
+
+
+def defined(name: str, **scope) -> dict:
+    """What the cell that defines `name` defines, up to where it goes on to measure."""
+    body = code_with(name)
+    exec(body[: body.index("\n\n\nq1 = ")] if "q1 = " in body else body, scope)
+    return scope
+
+
+def test_the_model_that_is_shown_is_the_one_that_is_checked():
+    shown = defined("heads", torch=torch)["heads"]
+    for seed in range(3):
+        inputs = problems._inputs(seed, "cpu")
+        assert torch.equal(shown(*inputs), problems.heads(*inputs))
+    assert len(launch.dispatched(lambda: shown(*inputs))) == len(launch.dispatched(lambda: problems.heads(*inputs)))
+
+
+class Device:
+    """Stands for torch.cuda: keeps the order of what is asked of it; a replay does what was captured again."""
+
+    def __init__(self, monkeypatch, body):
+        self.order, self.body, self.stream = [], body, "default"
+        for name in ("Stream", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, lambda name=name: self.named(name))
+        monkeypatch.setattr(torch.cuda, "stream", lambda s: self.on("side"))
+        monkeypatch.setattr(torch.cuda, "graph", lambda g: self.on("capture"))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
+
+    def named(self, name):
+        side = name == "Stream"
+        waits = lambda other: self.order.append(f"{'side' if side else 'default'} waits")  # noqa: E731
+        return types.SimpleNamespace(wait_stream=waits)
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        self.stream = stream
+        yield
+        self.stream = "default"
+
+    def replay(self):
+        self.body()
+
+
+def test_the_capture_that_is_taught_warms_up_aside_copies_in_checks_the_shape_and_clones(monkeypatch):
+    static, out = torch.ones(8, 4), torch.empty(8, 4)
+    device = Device(monkeypatch, lambda: torch.mul(static, 2, out=out))
+
+    def call(x):
+        device.order.append(device.stream)
+        assert not torch.is_grad_enabled()
+        return torch.mul(x, 2, out=out)
+
+    replay = defined("captured", torch=torch)["captured"](call, static)
+    assert device.order == ["side waits", "side", "side", "side", "default waits", "capture"]
+    first, second = replay(torch.full((8, 4), 3.0)), replay(torch.full((8, 4), 5.0))
+    assert (first == 6).all() and (second == 10).all() and static[0, 0] == 5
+    for wrong in ((4,), (1, 4), (4, 4)):
+        with pytest.raises(AssertionError, match="captured for"):
+            replay(torch.ones(wrong))
 
 
 # -- exercises
