@@ -78,7 +78,8 @@ def _waits(trace):
         yield _timed(DATA, share, where, f"{_idle(share)} while the loop waits for its next batch, {where}.")
     share = idle.get(gaps.SYNC, 0)
     waits = len({(p.thread, p.time) for p in trace.gap_pieces if p.cause == gaps.SYNC})
-    if share >= LEAST_SYNC and waits >= len(trace.steps) - 1:  # the first step's, or the last one's, is at the edge
+    often = max(2, len(trace.steps) - 1)  # the wait of the last step has no gap after it
+    if share >= LEAST_SYNC and waits >= often:
         where = costliest(trace, gaps.SYNC)
         what = f"{waits} times the host waits for the device, which then waits for the host: "
         yield _timed(SYNC, share, where, f"{what}{_idle(share)} for it, most of it at {where}.")

@@ -4,9 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .whereabouts import Where, Whereabouts, step_number
-
-BACKWARD = "autograd::engine::evaluate_function"
+from .whereabouts import NODE, Where, Whereabouts, step_number
 
 
 class Peak(NamedTuple):
@@ -40,7 +38,7 @@ def swells(places: Whereabouts, device: int) -> list[Swell]:
     recording = places.recording
     mine = [event for event in recording.memory if event[2] == device]
     notes, operators, names = recording.notes, recording.operators, recording.names
-    nodes = np.array([name.startswith(BACKWARD) for name in names] or [False])
+    nodes = np.array([name.startswith(NODE) for name in names] or [False])
     of_backward = np.flatnonzero(nodes[operators.name]) if len(operators) else np.zeros(0, np.int64)
     if not mine or not len(of_backward) or not len(notes):
         return []

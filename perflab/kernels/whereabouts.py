@@ -9,6 +9,7 @@ from .events import Recording, Spans
 from .intervals import parents
 
 STEP = "ProfilerStep#"
+NODE = "autograd::engine::evaluate_function: "  # before the name of a backward node
 WRAPPERS = ("Optimizer.", "enumerate(DataLoader)")  # torch's own annotations, inside the user's where there are such
 
 
@@ -94,7 +95,7 @@ class Whereabouts:
         operators = self.operators.outermost(found["operators"])
         name = self.recording.names.__getitem__
         texts = [
-            [name(spans.name[i]) if i >= 0 else "" for i in indices]
+            [name(spans.name[i]).removeprefix(NODE) if i >= 0 else "" for i in indices]
             for spans, indices in ((self.operators.spans, operators), (self.frames.spans, found["frames"]))
         ]
         steps = self._steps(times)
