@@ -115,7 +115,7 @@ def _sides(on: str, operator: str) -> tuple[int, int, int]:
     """
     if on == "cuda":
         return (16, 2048, 4096) if operator == "matmul" else (16, 512, 8192)
-    return {"matmul": (16, 128, 384), "layer_norm": (16, 256, 2000)}.get(operator, (16, 256, 2560))
+    return {"matmul": (16, 128, 256), "layer_norm": (16, 256, 2000)}.get(operator, (16, 256, 2304))
 
 
 def grid() -> dict[str, Case]:
