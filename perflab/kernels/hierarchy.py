@@ -88,7 +88,8 @@ def levels() -> dict[str, dict]:
 def device_facts() -> dict[str, dict]:
     """Rows for `observe`: the figures of this device that bound a launch, by the driver. Needs CUDA.
 
-    largest_cluster is in CTAs, 0 where there are no clusters; what ends in _launch is 1 for yes and 0 for no.
+    largest_cluster is in CTAs, 0 where there are no clusters; ctas_at_once is how many of 128 threads the device
+    holds; what ends in _launch is 1 for yes and 0 for no.
     """
     return {name: {"reads": x} for name, x in _asked("attributes").items()}
 
@@ -98,11 +99,12 @@ def meetings() -> dict[str, dict]:
 
     Columns: launched ("yes", or that it was refused as too large), met ("all" or "not all" of the blocks),
     every_sm ("yes" where each multiprocessor had a block), blocks_a_cta (the grid's blocks over the CTAs that
-    PTX counts), and the number of blocks. Where this torch cannot compile a kernel, only the reason and the
-    blocks that the driver's attributes allow at most.
+    PTX counts). Where no kernel of ours can be compiled, only the reason.
     """
     asked = _asked("meetings")
-    return asked if "why" not in asked else {"not tried": {"why": asked["why"], "blocks": asked["blocks"]}}
+    if "why" in asked:
+        return {"not tried": asked}
+    return {how: {name: x for name, x in row.items() if name != "blocks"} for how, row in asked.items()}
 
 
 def _asked(what: str) -> dict:
@@ -201,7 +203,8 @@ class _Meeting:
         else:
             fault = self.driver.lib.cuLaunchKernel(self.function, *sizes, stream, pointers, None)
         if fault == TOO_LARGE:
-            return {"launched": "refused: too large", "met": "none", "every_sm": "no", "blocks": blocks}
+            refused = {"launched": "refused: too large", "met": "none", "every_sm": "no", "blocks_a_cta": 0.0}
+            return refused | {"blocks": blocks}
         if fault:
             raise RuntimeError(f"the launch of {blocks} blocks failed with CUDA error {fault}")
         torch.cuda.synchronize()
@@ -218,22 +221,22 @@ class _Meeting:
 def _attributes() -> dict[str, int]:
     driver = _Driver()
     found = driver.attributes() | {"largest_cluster": 0}
-    if found["cluster_launch"]:
-        with contextlib.suppress(Exception):  # without our kernel the driver cannot be asked for it
-            found["largest_cluster"] = _Meeting(driver).largest_cluster()
-    return found
+    on_an_sm = min(found["ctas_an_sm"], found["threads_an_sm"] // THREADS)
+    with contextlib.suppress(Exception):  # without our kernel, the attributes alone have to do
+        meeting = _Meeting(driver)
+        on_an_sm = meeting.fits()
+        found["largest_cluster"] = meeting.largest_cluster() if found["cluster_launch"] else 0
+    return found | {"ctas_at_once": found["sms"] * on_an_sm}
 
 
 def _meetings() -> dict:
     driver = _Driver()
-    found = driver.attributes()
-    sms = found["sms"]
     try:
         meeting = _Meeting(driver)
     except Exception as e:
-        most = sms * min(found["ctas_an_sm"], found["threads_an_sm"] // THREADS)
         said = (str(e).strip().splitlines() or [type(e).__name__])[0]
-        return {"why": f"no kernel of ours could be compiled ({said[:120]}): by attributes alone", "blocks": most}
+        return {"why": f"no kernel of ours could be compiled: {said[:160]}"}
+    sms = driver.attributes()["sms"]
     fit = meeting.fits() * sms
     return {
         "ordinary, half of what fits": meeting.launch(fit // 2, False, sms),

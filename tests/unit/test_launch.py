@@ -223,9 +223,12 @@ def test_the_levels_go_from_the_smallest_to_the_largest(monkeypatch):
     assert hierarchy.device_facts()["largest_cluster"] == {"reads": 8}
 
 
-def test_without_a_compiler_of_kernels_the_reason_stands_in_for_the_meetings(monkeypatch):
-    monkeypatch.setattr(hierarchy, "_asked", lambda what: {"why": "by attributes alone", "blocks": 2112})
-    assert hierarchy.meetings() == {"not tried": {"why": "by attributes alone", "blocks": 2112}}
+def test_the_meetings_are_rows_without_the_number_of_blocks_or_one_reason(monkeypatch):
+    row = {"launched": "yes", "met": "all", "every_sm": "yes", "blocks_a_cta": 1.0, "blocks": 2112}
+    monkeypatch.setattr(hierarchy, "_asked", lambda what: {"cooperative, what fits": row})
+    assert hierarchy.meetings() == {"cooperative, what fits": {k: v for k, v in row.items() if k != "blocks"}}
+    monkeypatch.setattr(hierarchy, "_asked", lambda what: {"why": "no kernel"})
+    assert hierarchy.meetings() == {"not tried": {"why": "no kernel"}}
 
 
 def test_a_probe_that_dies_is_one_sentence(monkeypatch):
