@@ -149,7 +149,7 @@ PROBLEMS = {
         "may wait for the device once.",
         _waits_once,
         (
-            "host_syncs(lambda: trained(model, optimizer, batches)) names the lines that wait, and how often each does.",
+            "host_syncs(lambda: trained(model, optimizer, batches)) names the lines that wait, and how often.",
             "Keep the losses as tensors while you train. Keep them detached, or each keeps the graph of its step.",
             "torch.stack(losses).tolist() waits once for all of them.",
         ),
