@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from perflab.bench import machine
+from perflab.bench import machine, timing
 from perflab.bench.estimate import Estimate
 from perflab.bench.result import Result
 from perflab.bench.study import vary
@@ -105,6 +105,24 @@ def device() -> dict[str, dict[str, float]]:
     else:
         found = cpu_cache_bytes()
     return {"cache": {"cache_bytes": float(found) if found else math.nan}}
+
+
+def in_a_row(call: Callable[[], object], repeats: int) -> float:
+    """Seconds of one call among `repeats` in a row, whose caches are warm; on CUDA by events.
+
+    There the device first spins for a while, so that all calls are queued when the first begins: what starting
+    them costs the host is not in it.
+    """
+    if not machine.cuda_devices():
+        return timing.wall(call, repeats)[0][0]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(3_000_000)  # cycles: 1.5 ms or more
+    start.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1000 / repeats
 
 
 def copying(nbytes: int) -> Callable[[], object]:

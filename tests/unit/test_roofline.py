@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -377,6 +378,11 @@ def test_a_product_is_one_and_leaves_the_precision_as_it_was():
     call = roofs.multiplying("fp32", 64)
     assert call() is None and torch.get_float32_matmul_precision() == before
     assert roofs.work("fp32") == 2 * roofs.side("fp32") ** 3 and roofs.work("copy") == 2 * roofs.copy_bytes()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there the device's clock counts")
+def test_calls_in_a_row_take_what_one_takes():
+    assert 0.01 < roofs.in_a_row(lambda: time.sleep(0.01), 3) < 0.1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device's own tests do this where there is one")
