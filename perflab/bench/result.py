@@ -255,7 +255,8 @@ class Result:
     @property
     def provenance(self) -> str:
         """Where, when and how: the line under each table."""
-        where = "Measured here" if self.source == "here" else f"Recorded, not measured here ({self.source})"
+        done = "Measured" if self.samples or not self.observed else "Counted"
+        where = f"{done} here" if self.source == "here" else f"Recorded, not measured here ({self.source})"
         parts = [f"{where}: {machine.named(self.machine)}, {self.taken[:10]}"]
         rounds = max((len(rows) for rows in self.samples.get("time_s", {}).values()), default=0)
         if rounds and not self.observed:

@@ -38,12 +38,14 @@ def step_of(x: float, unit: str) -> tuple[float, str]:
 
 
 def quantity(x: float, unit: str) -> str:
-    """`x` of `unit` as a reader wants it.
+    """`x` of `unit` as a reader wants it. Without a unit, whole numbers are counts, and stay whole.
 
-    >>> quantity(0.01234, "s"), quantity(3 * 2**20, "bytes"), quantity(31.25, "images/s")
-    ('12.3 ms', '3.00 MiB', '31.2 images/s')
+    >>> quantity(0.01234, "s"), quantity(3 * 2**20, "bytes"), quantity(31.25, "images/s"), quantity(2048, "")
+    ('12.3 ms', '3.00 MiB', '31.2 images/s', '2,048')
     """
     if not math.isfinite(x):
         return digits(x)
+    if not unit and x == round(x):
+        return f"{x:,.0f}"
     factor, name = step_of(x, unit)
     return f"{digits(x / factor)} {name}".rstrip()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from perflab.bench import record
 from perflab.bench.estimate import Estimate
 from perflab.bench.result import Result
-from perflab.bench.units import digits, step_of, unit_of
+from perflab.bench.units import digits, quantity, step_of, unit_of
 
 from . import style
 
@@ -165,7 +165,9 @@ def _by_label(result: Result, metrics: Sequence[str], series: list[Series], boun
         for v, e in ((v, e) for v, e in s.points.items() if v in names):  # a recorded machine may know others
             x, y = e.mid / factor, names.index(v) + shift
             ax.errorbar([x], [y], xerr=_whisker(e, factor), fmt="o", color=s.colour, capsize=3, markersize=6)
-            said = f"{digits(x)} {unit}" + (f" ({s.name})" if y < 0.5 and len(series) > 1 else "")
+            own = _wide(series) or not unit  # far apart, each figure has the prefix that it reads best with
+            said = quantity(e.mid, unit_of(metrics[0])) if own else f"{digits(x)} {unit}"
+            said += f" ({s.name})" if y < 0.5 and len(series) > 1 else ""
             ax.annotate(said, (x, y), (0, 6), textcoords="offset points", color=s.colour, fontsize=9)
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.7)
