@@ -199,6 +199,7 @@ def _under_profiler(step, steps: int, warmup: int, memory: bool):
     with profile(schedule=plan, **options(memory)) as profiler, _alone():
         for _ in range(warmup):
             step()
+            timing.synchronize()  # or kernels that still run would be taken for those of the recorded steps
             profiler.step()
         pace = _Pace()
         for _ in range(steps - 1):

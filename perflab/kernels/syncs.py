@@ -205,6 +205,7 @@ def _second_witness(seen: _Seen):
                 shown(message, *args, **kwargs)
 
         warnings.filterwarnings("always", message=f".*{_WARNS}")
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
         warnings.showwarning = show
         torch.cuda.set_sync_debug_mode("warn")
         try:

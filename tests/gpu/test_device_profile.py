@@ -1,5 +1,6 @@
 """The profiler, the lines that wait and the peak of memory on a CUDA device, each against another account of it."""
 
+import gc
 import inspect
 import itertools
 
@@ -41,7 +42,8 @@ def test_the_trace_holds_the_kernels_of_the_steps_and_their_busy_time():
     other = timing.busy(step)
     print(f"\n{seen}\n{seen.trace!r} busy {seen.trace.busy_s / 4:.6f} s a step, by torch's events {other:.6f} s")
     assert seen.recorded == 4
-    assert seen.trace.kernels + seen.trace.lost >= 4 * 20 and seen.trace.lost < 4
+    assert seen.trace.early == 0 and seen.trace.lost < 4
+    assert seen.trace.launches == 4 * 20
     assert seen.trace.busy_s / 4 == pytest.approx(other, rel=0.1)
 
 
@@ -177,9 +179,12 @@ def test_the_allocators_history_is_off_afterwards():
 
 
 def test_tensors_counted_on_the_device_agree_with_its_allocator():
-    """By hand on both: the allocator rounds, and its workspaces are no tensors."""
+    """The allocator rounds, and its workspaces are no tensors; what others hold in this process is taken off."""
+    gc.collect()
     counted = peak._by_tensors(training(2), 4)
+    gc.collect()
+    others = torch.cuda.memory_allocated()
     asked = peak.peak_step(training(2), 4)
-    print(f"\ncounted {counted.bytes:,}, allocator {asked.bytes:,}")
+    print(f"\ncounted {counted.bytes:,}, allocator {asked.bytes:,} with {others:,} of others")
     assert (counted.step, counted.phase) == (asked.step, asked.phase)
-    assert counted.bytes == pytest.approx(asked.bytes, rel=0.3)
+    assert counted.bytes == pytest.approx(asked.bytes - others, rel=0.15)
