@@ -87,10 +87,10 @@ def graphed(device: str) -> Loop:
 
 def training(device: str) -> Loop:
     """Transformer blocks under autocast, the loss read every 50 steps."""
-    width = size(device, 1024, 16)
+    width = size(device, 2048, 16)
     block = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
     net = nn.TransformerEncoder(block, 4, enable_nested_tensor=False).to(device)
-    x = timing.random_input(size(device, 32, 2), size(device, 512, 4), width, device=device)
+    x = timing.random_input(size(device, 64, 2), size(device, 512, 4), width, device=device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=device.startswith("cuda"))
     for k in itertools.count():
         with phase("forward"), torch.autocast(torch.device(device).type, torch.bfloat16):

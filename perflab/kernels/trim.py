@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from .events import own_frame
+from .events import nanoseconds, own_frame
 
 HOST = {"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"}
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -30,10 +30,10 @@ def exported(profiler: torch.profiler.profile) -> dict:
 def trimmed(whole: dict) -> dict:
     """The events that are read, from time zero, threads counted from one, own Python frames as file.py(line)."""
     kept = [event for event in map(_kept, whole["traceEvents"]) if event is not None]
-    first = min((event["ts"] for event in kept), default=0)
+    first = min((nanoseconds(event["ts"]) for event in kept), default=0)
     threads: dict = {}
     for event in kept:
-        event["ts"] = round(event["ts"] - first, 3)
+        event["ts"] = (nanoseconds(event["ts"]) - first) / 1000  # whole nanoseconds: floats near 1e13 lose one
         if event["cat"] not in DEVICE:
             event["tid"] = threads.setdefault((event["pid"], event["tid"]), len(threads) + 1)
             event["pid"] = "host"
