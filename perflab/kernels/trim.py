@@ -16,7 +16,7 @@ ARGUMENTS = {
     *("Total Allocated", "Bytes", "Device Id", "Device Type"),
 }
 PROPERTIES = ("id", "name", "numSms", "computeMajor", "computeMinor", "totalGlobalMem")
-NAME_LENGTH = 200  # a kernel's template arguments can be thousands of characters
+NAME_LENGTH = 400  # a kernel's template arguments can be thousands of characters
 
 
 def exported(profiler: torch.profiler.profile) -> dict:
