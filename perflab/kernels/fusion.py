@@ -47,10 +47,15 @@ def _no_compiler_left() -> Iterator[None]:
     before = closing.kin()
 
     def end():
+        running = []
         for key, p in closing.kin().items():
             with contextlib.suppress(psutil.Error):
                 if key not in before and "python" not in p.name():
-                    p.kill()
+                    p.terminate()  # so that it deletes what it has half written
+                    running.append(p)
+        for p in psutil.wait_procs(running, timeout=1)[1]:
+            with contextlib.suppress(psutil.Error):
+                p.kill()
 
     previous = signal.getsignal(signal.SIGINT)
     mine = threading.current_thread() is threading.main_thread() and callable(previous)
@@ -78,9 +83,20 @@ def _own_cache(folder: str) -> Iterator[None]:
     from torch._inductor import utils as inductor
 
     os.makedirs(folder, exist_ok=True)
+    changed = {"compile_threads": 1}
+    if hasattr(config, "cpp_cache_precompile_headers"):  # 150 MB that would stay outside of `folder`
+        changed["cpp_cache_precompile_headers"] = False
     cache = getattr(inductor, "fresh_cache", None) or inductor.fresh_inductor_cache
-    with _no_compiler_left(), config.patch(compile_threads=1), cache(dir=folder, delete=False):
-        yield
+    temporary = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder  # of the compilers: one that is ended leaves its files there
+    try:
+        with _no_compiler_left(), config.patch(changed), cache(dir=folder, delete=False):
+            yield
+    finally:
+        if temporary is None:
+            os.environ.pop("TMPDIR", None)
+        else:
+            os.environ["TMPDIR"] = temporary
 
 
 def _lacks(inputs) -> str:
@@ -119,9 +135,9 @@ def modes() -> dict[str, dict[str, str]]:
 def compiled(call: Callable, *inputs, mode: str | None = None) -> Compiled:
     """Compile `call` for these inputs, anew and in a cache of its own, and run it until it is warm.
 
-    compile_s: seconds of the calls until it is warm; kernels are compiled one after the other here, while
-    torch.compile itself uses several processes, which pays where there are many. The compiler is started
-    before, on a function of one operator.
+    compile_s: seconds of the calls until it is warm, when the compiler has been started. Kernels are compiled
+    one after the other, and on CPU from bare headers, while torch.compile itself starts processes and keeps
+    compiled headers on disk, which pays where there is much to compile.
     mode: as of torch.compile; where it uses CUDA graphs, `call` returns clones of what they hold. A later
     call with other sizes compiles into a cache of its own as well.
     Raises PerflabError where a compiler is missing, and the error of the call itself as it is.
@@ -153,9 +169,26 @@ def _started(device: str) -> float:
     if device in _on:
         return 0.0
     began = time.perf_counter()
-    _compile(torch.neg, [torch.ones(8, device=device)], {})
+    if device == "cpu":
+        if why := machine.missing("compiler"):
+            raise PerflabError(f"torch.compile cannot compile this: {why}.")
+        _find_instructions()
+    else:
+        _compile(torch.neg, [torch.ones(8, device=device)], {})
     _on.add(device)
     return time.perf_counter() - began
+
+
+def _find_instructions():
+    """Import the compiler, and let it try which vector instructions the processor has."""
+    folder = tempfile.mkdtemp(prefix="perflab-compile-")
+    try:
+        with quiet(Seen(None)), _own_cache(folder):
+            from torch._inductor import compile_fx, cpu_vec_isa  # noqa: F401
+
+            cpu_vec_isa.pick_vec_isa()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compile(call: Callable, inputs, changed: dict) -> tuple[Callable, float, int, Seen]:

@@ -60,7 +60,7 @@ def line(function, mark: str) -> int:
 
 
 def left_over() -> set[str]:
-    return {p.name for p in Path(tempfile.gettempdir()).glob("perflab-compile-*")}
+    return {p.name for p in Path(tempfile.gettempdir()).iterdir()}
 
 
 # -- what is compiled
@@ -71,14 +71,15 @@ def seen(tmp_path_factory):
     """Three functions compiled in a process whose own cache and temporary folder are watched."""
     patch = pytest.MonkeyPatch()
     own = tmp_path_factory.mktemp("own")
+    patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
     patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(own))
-    processes, folders = set(closing.kin()), left_over()
+    processes = set(closing.kin())
+    assert left_over() == set()
     x = torch.randn(1000)
     made = {"fused": fusion.compiled(fused, x, x, x), "again": fusion.compiled(fused, x, x, x)}
-    made["noisy"] = fusion.compiled(noisy, torch.eye(4))
     after = {
         "processes": set(closing.kin()) - processes,
-        "folders": left_over() - folders,
+        "folders": left_over(),
         "cache": list(own.iterdir()),
         "place": os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(own),
     }
@@ -118,26 +119,27 @@ def test_nothing_is_left_by_compiling(seen):
 
 
 @needs_compiler
-def test_breaks_are_named_while_compiling(seen):
-    made = seen[0]["noisy"]
-    assert made.graphs == torch._dynamo.explain(noisy)(torch.eye(4)).graph_count == 3
-    assert [(b.operator, b.line) for b in made.breaks] == [
-        (".item()", line(noisy, "break 1")),
-        ("print", line(noisy, "break 2")),
-    ]
+@pytest.mark.slow
+def test_breaks_are_named_while_compiling():
+    made = fusion.compiled(branching, torch.eye(4))
+    assert made.graphs == torch._dynamo.explain(branching)(torch.eye(4)).graph_count == 2
+    assert [(b.operator, b.line) for b in made.breaks] == [("if on a tensor", line(branching, "break 1"))]
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_another_size_later_stays_out_of_the_learners_cache(seen):
     made, _, own = seen
-    for n in (77, 78):
-        x = torch.randn(n)
-        assert torch.equal(made["again"].call(x, x, x), fused(x, x, x))
+    x = torch.randn(77)
+    before = counters["stats"]["unique_graphs"]
+    assert torch.equal(made["again"].call(x, x, x), fused(x, x, x))
+    assert counters["stats"]["unique_graphs"] == before + 1
     assert list(own.iterdir()) == []
 
 
 @needs_compiler
-def test_a_module_is_compiled_too_and_warns_of_nothing(seen, capfd, recwarn):
+@pytest.mark.slow
+def test_a_module_is_compiled_too_and_warns_of_nothing(capfd, recwarn):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1))
     x = torch.randn(3, 4)
     made = fusion.compiled(model, x)
@@ -149,12 +151,12 @@ def test_a_module_is_compiled_too_and_warns_of_nothing(seen, capfd, recwarn):
 def test_without_a_compiler_there_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert machine.missing("compiler")
-    before = left_over()
     with pytest.raises(PerflabError, match=r"no C\+\+ compiler here") as caught:
         fusion.compiled(fused, *torch.randn(3, 8))
     assert "\n" not in str(caught.value)
-    assert left_over() <= before
+    assert left_over() == set()
 
 
 def test_an_error_of_the_function_is_its_own():
@@ -187,19 +189,22 @@ def test_an_interrupt_while_it_compiles_leaves_no_process_and_no_file(tmp_path):
         start_new_session=True,
     )
     try:
-        me, ends = psutil.Process(child.pid), time.monotonic() + 60
+        me, ends = psutil.Process(child.pid), time.monotonic() + 150
         while not (running := compilers(me)) and time.monotonic() < ends:
             time.sleep(0.01)
         assert running
         os.kill(child.pid, signal.SIGINT)  # Python alone: a terminal would signal the compilers too
-        gone, alive = psutil.wait_procs(running, timeout=3)
+        gone, alive = psutil.wait_procs(running, timeout=20)
         assert gone and not alive
         assert child.stdout.readline() == "interrupted 1\n"
         assert me.children(recursive=True) == []
-        assert list(folder.glob("perflab-compile-*")) == []
+        assert list(folder.iterdir()) == []
+        child.communicate("\n", timeout=20)
+        assert child.returncode == 0 and list(folder.iterdir()) == []
     finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
 
 
 def compilers(process: psutil.Process) -> list[psutil.Process]:
