@@ -141,7 +141,7 @@ def _over_numbers(result: Result, metric: str, series: list[Series], bound):
     xs = sorted(float(v) for v in result.values)
     if min(xs) > 0 and xs[-1] / xs[0] >= 8:
         ax.set_xscale("log", base=2)
-    ax.set_xticks(xs, [f"{x:g}" if abs(x) < 1e6 else digits(x) for x in xs])
+    ax.set_xticks(xs, [f"{x:g}" if abs(x) < 1e6 else quantity(x, "") for x in xs])
     ax.minorticks_off()
     if _wide(series):
         ax.set_yscale("log")
