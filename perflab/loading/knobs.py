@@ -219,8 +219,14 @@ def _shared(x, seen: set) -> list[int]:
     return [size for member in members for size in _shared(member, seen)]
 
 
+def _checked(loader, name: str):
+    if not isinstance(loader, DataLoader):
+        raise PerflabError(f"{name} takes a DataLoader, not {_named(loader)}.")
+
+
 def flight_bytes(loader: DataLoader) -> int:
     """What the workers may hold ready, in bytes of shared memory: workers x prefetch_factor x batch."""
+    _checked(loader, "flight_bytes")
     return loader.num_workers * (loader.prefetch_factor or 0) * batch_bytes(loader) if loader.num_workers else 0
 
 
@@ -251,6 +257,7 @@ def fitting(loader: DataLoader) -> DataLoader:
     In `prepare` of a sweep: a value that does not fit becomes a row with its reason. Raises PerflabError
     if the batches in flight and the one in the loop's hands exceed the free bytes of /dev/shm or of RAM.
     """
+    _checked(loader, "fitting")
     if not loader.num_workers:
         return loader
     batch, ahead = batch_bytes(loader), loader.num_workers * loader.prefetch_factor

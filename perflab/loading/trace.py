@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from perflab.bench import closing
 from perflab.bench.timing import Samples, samples, synchronize
@@ -110,6 +110,12 @@ def stage_times(
     Raises PerflabError for a stage that the dataset does not have.
     """
     stages = [stages] if isinstance(stages, str) else stages
+    by_index = hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset)
+    if not by_index or (indices is None and not hasattr(dataset, "__len__")):
+        raise PerflabError(
+            f"stage_times asks a dataset for items by index, which {type(dataset).__name__} does not offer: "
+            "give it a map-style dataset, and indices if that has no length."
+        )
     notes = _Notes(clock)
     twin = _noted(dataset, stages, notes)
     indices = range(len(dataset)) if indices is None else list(indices)

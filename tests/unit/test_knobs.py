@@ -628,3 +628,9 @@ def test_an_interrupt_of_what_is_observed_leaves_no_worker(tmp_path):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("call", [knobs.flight_bytes, knobs.fitting, knobs.in_flight])
+def test_what_is_no_loader_is_refused_in_a_sentence(call):
+    with pytest.raises(PerflabError, match="DataLoader"):
+        call(3)

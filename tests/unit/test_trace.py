@@ -159,3 +159,14 @@ def test_the_loader_itself_is_left_alone():
     loader = DataLoader(Planted(), 2, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
     trace(loader, ["read"])
     assert loader._iterator is None and type(loader.dataset) is Planted
+
+
+class OneByOne(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize("dataset", [OneByOne(), 3, iter([1])])
+def test_stages_of_what_has_no_index_are_refused_in_a_sentence(dataset):
+    with pytest.raises(PerflabError, match="map-style"):
+        stage_times(dataset, ["read"])
