@@ -2,10 +2,18 @@
 
 import contextlib
 import gc
+import inspect
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
+
+from . import machine
+from .intervals import length, union
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13 and newer write a line at every start and stop
 
 L2_FLUSH_BYTES = 256 * 2**20  # more than the L2 of any GPU up to the B200 (126 MiB)
 
@@ -79,16 +87,24 @@ def device(call: Callable[[], object], repeats: int, cold: bool = True) -> list[
     return [start.elapsed_time(end) / 1000 for start, end in pairs]
 
 
+def profiler(activities: Sequence[str] = ("CPU", "CUDA"), **options) -> torch.profiler.profile:
+    """A torch profiler of those of the activities that this torch and this machine have; options as torch's own."""
+    from torch.profiler import ProfilerActivity, profile, supported_activities
+
+    wanted = [getattr(ProfilerActivity, name) for name in activities if name != "CUDA" or machine.cuda_devices()]
+    if "acc_events" in inspect.signature(profile.__init__).parameters:
+        options["acc_events"] = True  # without it the events of a cycle are dropped, and torch warns
+    return profile(activities=[a for a in wanted if a in supported_activities()], **options)
+
+
 def busy(call: Callable[[], object]) -> float:
     """Seconds in which the device worked during one call: the union of kernel and copy intervals.
 
     Read from torch.profiler, which slows the host, not the kernels. nan where the profiler sees no
     device work (WSL, or a driver without CUPTI).
     """
-    from torch.profiler import ProfilerActivity, profile
-
     synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+    with profiler(["CUDA"]) as seen:
         call()
         synchronize()
     spans = [
@@ -96,16 +112,9 @@ def busy(call: Callable[[], object]) -> float:
         for e in seen.events()
         if e.device_type == torch.autograd.DeviceType.CUDA and not getattr(e, "is_user_annotation", False)
     ]
-    return union(spans) / 1e6 if spans else float("nan")
-
-
-def union(spans: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals, in their own unit."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+    if not spans:
+        return float("nan")
+    return length(union(*np.rint(np.array(spans).T * 1000).astype(np.int64))) / 1e9  # torch's times are whole ns
 
 
 def merge(returned: list[Samples]) -> Mapping[str, list[float]]:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perflab.bench.intervals import covered, length, union, without
+
 from . import gaps
-from .intervals import covered, length, union, without
 from .whereabouts import Where
 
 TINY, SYNC, DATA = "tiny kernels", "synchronise", "waiting for data"

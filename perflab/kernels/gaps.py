@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .intervals import between
+from perflab.bench.intervals import between
+
 from .whereabouts import Where
 
 HOST = "host busy"  # the launch came late: the host was issuing other operators, or Python

@@ -5,9 +5,10 @@ import functools
 import numpy as np
 import pandas as pd
 
+from perflab.bench.intervals import length, union
+
 from .events import Recording, recorded
 from .gaps import is_data
-from .intervals import union
 from .whereabouts import Whereabouts, step_number
 
 
@@ -31,12 +32,11 @@ class HostView:
         """By step number: time_s, and wait_s, what of it was spent waiting for the DataLoader."""
         notes, names = self.recording.notes, self.recording.names
         rows = {}
-        waits = [i for i in range(len(notes)) if is_data(names[notes.name[i]])]
+        waits = np.array([is_data(names[name]) for name in notes.name], bool)
         for i in range(len(notes)):
             if self.places.is_step[notes.name[i]]:
-                a, b = int(notes.start[i]), int(notes.end[i])
-                inside = [(max(a, int(notes.start[k])), min(b, int(notes.end[k]))) for k in waits]
-                wait = sum(end - start for start, end in _merged(inside))
+                a, b = notes.start[i], notes.end[i]
+                wait = length(union(np.maximum(notes.start[waits], a), np.minimum(notes.end[waits], b)))
                 rows[step_number(names[notes.name[i]])] = {"time_s": (b - a) / 1e9, "wait_s": wait / 1e9}
         return pd.DataFrame.from_dict(rows, orient="index", columns=["time_s", "wait_s"]).rename_axis("step")
 
@@ -49,8 +49,3 @@ class HostView:
 def host_view(source) -> HostView:
     """The host's part of a path (.json, .json.gz), a dict, or a finished torch profiler; errors as `trace.read`."""
     return HostView(recorded(source))
-
-
-def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    starts, ends = union(*(np.array([s[k] for s in spans], np.int64) for k in (0, 1)))
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))

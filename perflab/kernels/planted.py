@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from perflab.bench import timing
+
 from . import faults, healthy, loops
 from .loops import Loop
 from .trim import exported, trimmed, write
@@ -49,14 +51,10 @@ HEALTHY = {
 
 def record(plan: Plan, device: str, steps: int = ACTIVE) -> torch.profiler.profile:
     """The profiler of `steps` steps of a loop, after WAIT steps without it and WARMUP steps that it drops."""
-    activity = torch.profiler.ProfilerActivity
-    activities = [activity.CPU] + ([activity.CUDA] if device.startswith("cuda") else [])
     loop = plan.loop(device)
     schedule = torch.profiler.schedule(wait=WAIT, warmup=WARMUP, active=steps, repeat=1)
     try:
-        with torch.profiler.profile(
-            activities=activities, schedule=schedule, with_stack=plan.stack, profile_memory=plan.memory
-        ) as profiler:
+        with timing.profiler(schedule=schedule, with_stack=plan.stack, profile_memory=plan.memory) as profiler:
             for _ in range(WAIT + WARMUP + steps):
                 next(loop)
                 profiler.step()

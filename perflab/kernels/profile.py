@@ -5,10 +5,8 @@ What is timed is timed without the profiler; what the profiler says of gaps is r
 
 import contextlib
 import gzip
-import inspect
 import itertools
 import json
-import os
 import re
 import statistics
 import tempfile
@@ -20,15 +18,13 @@ from pathlib import Path
 
 import torch
 
-from perflab.bench import files, machine, timing
+from perflab.bench import files, timing
 from perflab.errors import PerflabError
 
 LIMIT = 1.15  # beyond it, gaps in a trace are partly the profiler's own (facts: a tiny operator costs twice)
 STEP = "ProfilerStep#"
 FRAME = re.compile(r"\(\d+\): ")  # "train.py(27): step"
 OPEN = "open https://ui.perfetto.dev in a browser and drop the file there: the page reads it here and sends nothing"
-
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13 and newer write a line at every start and stop
 
 
 @dataclass(frozen=True)
@@ -145,17 +141,6 @@ def profiled(step: Callable[[], object], steps: int = 5, warmup: int = 3, memory
     return Profiled(steps, recorded, (before, after), profiled_s, tuple(_operators(profiler)), packed)
 
 
-def options(memory: bool = False) -> dict:
-    """Arguments for torch.profiler.profile that this torch and this machine support."""
-    from torch.profiler import ProfilerActivity, profile, supported_activities
-
-    wanted = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * bool(machine.cuda_devices())
-    chosen = {"activities": [a for a in wanted if a in supported_activities()], "profile_memory": memory}
-    if "acc_events" in inspect.signature(profile.__init__).parameters:
-        chosen["acc_events"] = True  # without it the events of a cycle are dropped, and torch warns
-    return chosen
-
-
 def _checked(step, steps, warmup):
     if not callable(step):
         raise PerflabError(f"profiled takes a function without arguments, not {step!r}: write lambda: step(batch).")
@@ -193,10 +178,8 @@ def _plain(step, steps: int) -> float:
 
 def _under_profiler(step, steps: int, warmup: int, memory: bool):
     """The profiler after its schedule has run, and the seconds of one recorded step."""
-    from torch.profiler import profile, schedule
-
-    plan = schedule(wait=0, warmup=warmup, active=steps, repeat=1)
-    with profile(schedule=plan, **options(memory)) as profiler, _alone():
+    plan = torch.profiler.schedule(wait=0, warmup=warmup, active=steps, repeat=1)
+    with timing.profiler(schedule=plan, profile_memory=memory) as profiler, _alone():
         for _ in range(warmup):
             step()
             timing.synchronize()  # or kernels that still run would be taken for those of the recorded steps

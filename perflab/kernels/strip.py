@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import ipywidgets as widgets
 import numpy as np
 
-from perflab.bench import timing
+from perflab.bench.intervals import covered
 from perflab.bench.units import quantity
 from perflab.errors import PerflabError
 from perflab.show import style
@@ -54,8 +54,8 @@ class Strip:
 
     def busy_share(self, low: float, high: float) -> float:
         """Share of the window in which a kernel or a copy runs."""
-        both = np.clip(np.concatenate([self.kernels, self.copies]), low, high)
-        return timing.union([(a, b) for a, b in both.tolist() if b > a]) / (high - low)
+        window = self.trace.origin + np.rint(np.array([[low], [high]]) * 1e9).astype(np.int64)
+        return float(covered(self.trace.busy, *window)[0] / (1e9 * (high - low)))
 
 
 def _phase(name: str) -> str:
