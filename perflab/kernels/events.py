@@ -101,6 +101,8 @@ class Recording:
         self._thread_of: dict[tuple, int] = {}
 
     def name(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"its name is {text!r}")
         if (i := self._name_of.get(text)) is None:
             i = self._name_of[text] = len(self.names)
             self.names.append(text)
@@ -174,7 +176,7 @@ def recorded(source) -> Recording:
                 ) from error
             return _read(path, "the profiler's trace")
     if isinstance(source, str | Path):
-        return _read(Path(source), str(Path(source).name))
+        return _read(Path(source), Path(source).name or str(source) or "an empty path")
     raise PerflabError(f"A trace is a path, a dict or a torch profiler, not {type(source).__name__}: {EXPORT}.")
 
 
@@ -195,14 +197,15 @@ def _read(path: Path, called: str) -> Recording:
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
-        with (gzip.open if packed else open)(path, "rt", encoding="utf-8", errors="replace") as file:
+        with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", errors="replace") as file:
             _Stream(file, called).into(recording)
     except EOFError as error:
         raise _cut(called, recording) from error
     except (gzip.BadGzipFile, zlib.error) as error:
         raise PerflabError(f"{_start(called)} is damaged: {error}; export it again.") from error
-    except OSError as error:
-        raise PerflabError(f"{_start(called)} cannot be read: {error.strerror or error}; {EXPORT}.") from error
+    except (OSError, ValueError) as error:  # a ValueError where the path itself is none
+        why = getattr(error, "strerror", None) or error
+        raise PerflabError(f"{_start(called)} cannot be read: {why}; {EXPORT}.") from error
     return _closed(recording)
 
 
@@ -239,6 +242,8 @@ class _Stream:
                     raise self.wrong(recording) from error
                 if not self.more():
                     raise (_cut(self.called, recording) if recording.events else self.wrong(recording)) from error
+            except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without an end
+                raise self.wrong(recording) from error
             else:
                 if end == len(self.text) and not self.ended and self.more():
                     continue  # a number at the very end of a chunk may go on

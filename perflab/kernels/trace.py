@@ -11,16 +11,17 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from perflab.bench.intervals import length, union, without
 from perflab.errors import PerflabError
 
 from . import faults, gaps, memory_events
 from .events import KINDS, Recording, recorded
-from .intervals import length, union, without
 from .whereabouts import Whereabouts, step_number
 
 KERNEL, COPY = KINDS.index("kernel"), KINDS.index("gpu_memcpy")
 _LAUNCH = re.compile(r"^(cuda|cu|hip|hipExt)\w*Launch(Cooperative)?Kernel")
 _GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch")
+_COLLECTIVE = re.compile(r"^\W*(void )?(nccl|rccl|mscclpp|nvshmem)", re.IGNORECASE)
 _FUNCTOR = re.compile(r"\w*(?:Functor|functor)\w*")
 
 
@@ -74,12 +75,13 @@ class Trace:
     @property
     def name(self) -> str:
         """Of the device, as the trace has it."""
-        return self._property("name") or f"device {self.device}"
+        return str(self._property("name") or f"device {self.device}")
 
     @property
     def multiprocessors(self) -> int | None:
         """How many the device has; None where the trace does not say."""
-        return self._property("numSms")
+        number = self._property("numSms")
+        return number if isinstance(number, int) and number > 0 else None
 
     def _property(self, key: str):
         return self.recording.properties.get(self.device, {}).get(key)
@@ -189,12 +191,14 @@ class Trace:
     def is_small(self) -> np.ndarray:
         """Per device event: a kernel whose blocks leave at least half of the multiprocessors empty.
 
-        The large products of cuBLAS and cuDNN take 120 to 132 blocks for 132 multiprocessors: they fill it.
+        The large products of cuBLAS and cuDNN take 120 to 132 blocks for 132 multiprocessors: they fill it. Those
+        of NCCL take few on purpose: they wait for other devices, and leave the rest to the work beside them.
         """
         blocks, several = self.events.blocks, self.multiprocessors
         if several is None:
             return np.zeros(len(blocks), bool)
-        return (self.events.kind == KERNEL) & (blocks >= 0) & (2 * blocks <= several)
+        small = (self.events.kind == KERNEL) & (blocks >= 0) & (2 * blocks <= several)
+        return small & ~gaps.matching(_COLLECTIVE, self.recording.names)[self.events.name]
 
     @property
     def small(self) -> pd.DataFrame:

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perflab.bench.intervals import parents
+
 from .events import Recording, Spans
-from .intervals import parents
 
 STEP = "ProfilerStep#"
 NODE = "autograd::engine::evaluate_function: "  # before the name of a backward node
@@ -130,4 +131,4 @@ class Whereabouts:
 
 def step_number(name: str) -> int | None:
     digits = name.removeprefix(STEP)
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isdecimal() and len(digits) < 19 else None
