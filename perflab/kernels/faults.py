@@ -83,14 +83,19 @@ def _waits(trace):
     if share >= LEAST_SYNC and waits >= often:
         where = costliest(trace, gaps.SYNC)
         what = f"{waits} times the host waits for the device, which then waits for the host: "
-        yield _timed(SYNC, share, where, f"{what}{_idle(share)} for it, most of it at {where}.")
+        yield _timed(SYNC, share, where, f"{what}{_idle(share)} for it, most of it {_at(where)}.")
     if (share := idle.get(gaps.ALLOCATE, 0)) >= LEAST:
         where = costliest(trace, gaps.ALLOCATE)
-        yield _timed(ALLOCATE, share, where, f"{_idle(share)} while the host allocates memory, most of it at {where}.")
+        yield _timed(ALLOCATE, share, where, f"{_idle(share)} while the host allocates memory, most of it {_at(where)}.")
 
 
 def _idle(share: float) -> str:
     return f"the device is idle {share:.0%} of the time"
+
+
+def _at(where: Where) -> str:
+    begins = where.operator or ("" if where.phase else where.frame)
+    return f"at {where}" if begins else str(where)
 
 
 def costliest(trace, cause: str, chosen: np.ndarray | None = None) -> Where:
@@ -164,7 +169,7 @@ def _host(trace):
     if share >= LEAST:
         where = costliest(trace, gaps.HOST, other)
         what = f"{_idle(share)} while the host does other work than launching, most of it"
-        yield _timed(HOST, float(share), where, f"{what} {where}.")
+        yield _timed(HOST, float(share), where, f"{what} {_at(where)}.")
 
 
 def _launching(trace):
@@ -178,13 +183,12 @@ def _launching(trace):
 
 
 def _one_block(trace):
-    """Kernels that are long and leave multiprocessors empty, weighted by how many."""
+    """Kernels that are long, run alone and leave multiprocessors empty."""
     if not trace.multiprocessors:
         return
     events, lasts = trace.events, trace.events.end - trace.events.start
     chosen = trace.is_small & (lasts >= ALONE)
-    empty = 1 - events.blocks / trace.multiprocessors
-    share = float((lasts * empty)[chosen].sum() / max(1, trace.span_ns))
+    share = _empty(trace, chosen) / max(1, trace.span_ns)
     if share >= LEAST_EMPTY:
         spent: Counter = Counter()
         for i in np.flatnonzero(chosen).tolist():
@@ -193,7 +197,19 @@ def _one_block(trace):
         where = _launched_at(trace, chosen & (events.name == name))
         what = f"the device counts as busy {trace.busy_share:.0%} of the time, but {share:.0%} of it is empty"
         why = f"{trace.kernel(name)} has {blocks} blocks for {trace.multiprocessors} multiprocessors"
-        yield _timed(ONE_BLOCK, min(share, 1.0), where, f"{what}: {why} ({where}).")
+        yield _timed(ONE_BLOCK, share, where, f"{what}: {why} ({where}).")
+
+
+def _empty(trace, chosen: np.ndarray) -> float:
+    """Nanoseconds in which the chosen kernels run and no other, weighted by the multiprocessors without a block."""
+    events, others = trace.events, (trace.events.kind == 0) & ~chosen
+    times = np.append(events.start[chosen], events.end[chosen])
+    order = np.argsort(times, kind="stable")
+    times, blocks = times[order], np.append(events.blocks[chosen], -events.blocks[chosen])[order].cumsum()
+    start, end = times[:-1], times[1:]
+    alone = end - start - covered(union(events.start[others], events.end[others]), start, end)
+    filled = np.minimum(blocks[:-1] / trace.multiprocessors, 1)
+    return float((alone * (1 - filled))[filled > 0].sum())
 
 
 def _memory(trace):

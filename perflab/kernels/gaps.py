@@ -172,6 +172,8 @@ def held(trace) -> list[Held]:
             if kinds[COPY][i]:
                 cause = _copying(trace, i)
             elif kinds[SYNC][i]:
+                if i + 1 < len(calls) and kinds[ALLOCATE][i + 1] and 0 <= operator[i] == operator[i + 1]:
+                    continue  # torch's allocator gives memory back: the next calls tell of it
                 after_copy = i > 0 and kinds[COPY][i - 1] and operator[i] >= 0 and operator[i] == operator[i - 1]
                 cause = COPY if after_copy and trace.direction(i - 1) == "HtoD" else SYNC
             if not cause:
