@@ -20,7 +20,7 @@ from perflab.bench.units import quantity
 from perflab.errors import PerflabError
 
 from . import syncs
-from .phases import FORWARD, PHASES, Phases
+from .phases import FORWARD, PHASES, Phases, runnable
 
 BEFORE = "before the first step"
 ENTRIES = 100_000  # of the allocator's history: unlimited is its own default, and takes minutes to read
@@ -101,11 +101,17 @@ def peak_step(step: Callable[[], object], steps: int = 3, device: str | None = N
     the CPU; what libraries take beside torch, on either.
     Raises PerflabError for bad arguments and where the steps allocate nothing.
     """
-    if not callable(step):
-        raise PerflabError(f"peak_step takes a function without arguments, not {step!r}: write lambda: step(batch).")
+    runnable(step, "peak_step")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise PerflabError(f"steps={steps!r} must be a whole number of at least 1.")
-    return _by_allocator(step, steps) if (device or machine.device()) == "cuda" else _by_tensors(step, steps)
+    device = device or machine.device()
+    if device not in ("cuda", "cpu"):
+        raise PerflabError(f'device={device!r} must be "cuda" (the current device) or "cpu".')
+    if device == "cpu":
+        return _by_tensors(step, steps)
+    if why := machine.missing("cuda"):
+        raise PerflabError(f'peak_step asks the allocator of a CUDA device: {why}; device="cpu" counts tensors.')
+    return _by_allocator(step, steps)
 
 
 # -- tensors counted

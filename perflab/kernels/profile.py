@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import itertools
 import json
+import os
 import re
 import statistics
 import tempfile
@@ -21,7 +22,10 @@ import torch
 from perflab.bench import files, timing
 from perflab.errors import PerflabError
 
+from .phases import runnable
+
 LIMIT = 1.15  # beyond it, gaps in a trace are partly the profiler's own (facts: a tiny operator costs twice)
+MOST = 1000  # steps: all their events are held in memory
 STEP = "ProfilerStep#"
 FRAME = re.compile(r"\(\d+\): ")  # "train.py(27): step"
 OPEN = "open https://ui.perfetto.dev in a browser and drop the file there: the page reads it here and sends nothing"
@@ -89,12 +93,16 @@ class Profiled:
         The name of the computer and the place of the file are left out of it. Raises PerflabError for a
         place that cannot be written to, and for a name that Perfetto would not know.
         """
-        path = Path(path).expanduser()
+        try:
+            path = Path(path).expanduser()
+            exists, has_folder = os.path.lexists(path), path.parent.is_dir()
+        except (TypeError, ValueError, OSError, RuntimeError) as e:
+            raise PerflabError(f"{path!r} is no path ({e}): take one such as run.json.gz.") from None
         if not path.name.endswith((".json", ".json.gz")):
             raise PerflabError(f"{path.name}: a trace is called something.json or something.json.gz.")
-        if path.exists():
+        if exists:
             raise PerflabError(f"{path} exists and is not overwritten: take another name or remove it first.")
-        if not path.parent.is_dir():
+        if not has_folder:
             raise PerflabError(f"The folder {path.parent} does not exist: make it first, or take another.")
         whole = json.loads(gzip.decompress(self.packed))
         whole.pop("host_name", None)
@@ -142,11 +150,10 @@ def profiled(step: Callable[[], object], steps: int = 5, warmup: int = 3, memory
 
 
 def _checked(step, steps, warmup):
-    if not callable(step):
-        raise PerflabError(f"profiled takes a function without arguments, not {step!r}: write lambda: step(batch).")
+    runnable(step, "profiled")
     for name, x in (("steps", steps), ("warmup", warmup)):
-        if isinstance(x, bool) or not isinstance(x, int) or x < 1:
-            raise PerflabError(f"{name}={x!r} must be a whole number of at least 1.")
+        if isinstance(x, bool) or not isinstance(x, int) or not 1 <= x <= MOST:
+            raise PerflabError(f"{name}={x!r} must be a whole number from 1 to {MOST:,}: a few steps say it all.")
     if torch._C._autograd._profiler_enabled():
         raise PerflabError("A profiler is already running, and there is one for a process: stop it first.")
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from perflab.errors import PerflabError
+from .phases import runnable
 
 _TORCH = str(Path(torch.__file__).parent)
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
@@ -29,20 +30,13 @@ LOOPS = ("loops.py", "healthy.py")  # of this room: the code that is looked into
 _WARNS = "synchronizing CUDA operation"  # of torch.cuda.set_sync_debug_mode
 
 # The size of what they return, or a Python number, depends on values that are on the device.
-VALUES = frozenset(
-    [
-        "_local_scalar_dense",
-        "nonzero",
-        "masked_select",
-        "equal",
-        "bincount",
-        "repeat_interleave",
-        "_linalg_check_errors",
-    ]
-) | {"_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"}
+VALUES = frozenset(["_local_scalar_dense", "nonzero", "masked_select", "equal", "allclose", "bincount"])
+VALUES |= {"repeat_interleave", "_linalg_check_errors", "_unique", "_unique2", "unique_dim"}
+VALUES |= {"unique_consecutive", "unique_dim_consecutive"}
 MASKS = frozenset(["index", "index_put", "index_put_", "_index_put_impl_"])  # by a boolean mask: nonzero inside
 COPIES = frozenset(["_to_copy", "copy_", "_copy_from", "_copy_from_and_resize"])
-CALLS = frozenset(["cpu", "tolist", "__repr__"])  # of a CPU tensor no operator tells of them
+CALLS = frozenset(["cpu", "tolist", "numpy", "__array__"])  # of a CPU tensor no operator tells of them
+SHOWN = frozenset(["__repr__", "__format__"])  # torch hides what it runs for them from every mode
 STAGED_BYTES = 64 * 2**10  # a pageable copy beyond it waits for its stream (CUDA runtime, API synchronization behavior)
 
 
@@ -77,14 +71,8 @@ def place(file: str, line: int) -> str:
 
 
 def where(thread: int | None = None) -> tuple[str, int]:
-    """File and line of the innermost frame of the learner's own code: not torch, not perflab, no library.
-
-    A notebook's cell is the file "cell". `thread` is the one to look at when this one has no such frame: a
-    backward pass runs on threads of its own, while the thread that asked for it stands still. Without any,
-    the innermost frame outside torch and perflab; ("", 0) where there is none either.
-    """
-    file, line, _ = found(thread)
-    return file, line
+    """File and line of `found`."""
+    return found(thread)[:2]
 
 
 def waits(operator, args: tuple, kwargs: dict) -> bool:
@@ -107,8 +95,7 @@ def host_syncs(step: Callable[[], object]) -> list[Sync]:
     all tensors are on the CPU, nothing waits: the lines are those that would on a device.
     Raises PerflabError when `step` cannot be called without arguments.
     """
-    if not callable(step):
-        raise PerflabError(f"host_syncs takes a function without arguments, not {step!r}: write lambda: step(batch).")
+    runnable(step, "host_syncs")
     step()
     seen = _Seen()
     with _second_witness(seen), _Operators(seen), _Calls(seen), _explicit(seen):
@@ -121,10 +108,21 @@ class _Seen:
 
     def __init__(self):
         self.owner = threading.get_ident()
-        self.on_device = False
+        self.on_device = self.deaf = False
+        self.copies: dict[int, torch.UntypedStorage] = {}  # made by .cpu() of CPU tensors, and from such copies
         self.found: dict[tuple[bool, str, int], list] = {}
 
+    def copied(self, x):
+        """Keep it alive as well, or its place in memory would be another tensor's."""
+        if isinstance(x, torch.Tensor) and x.layout == torch.strided:
+            self.copies[x.untyped_storage()._cdata] = x.untyped_storage()
+
+    def is_copy(self, x: torch.Tensor) -> bool:
+        return x.layout == torch.strided and x.untyped_storage()._cdata in self.copies
+
     def add(self, name: str, real: bool):
+        if self.deaf:
+            return
         file, line, code = found(self.owner)
         self.found.setdefault((real, file, line), [code]).append(name)
 
@@ -149,27 +147,47 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        real = any(t.device.type not in HOST for t in _tensors(args)) or _target(kwargs) not in (None, *HOST)
+        tensors = list(_tensors(args))
+        real = any(t.device.type not in HOST for t in tensors) or _target(kwargs) not in (None, *HOST)
+        here = bool(tensors) and all(map(self.seen.is_copy, tensors))
         self.seen.on_device |= real
-        if waits(func, args, kwargs) and (real or not _own_counter()):
+        if waits(func, args, kwargs) and (real or not (here or _own_counter())):
             self.seen.add(f"aten.{func.overloadpacket.__name__}", real)
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if here and not real:
+            for x in tree_leaves(out):
+                self.seen.copied(x)
+        return out
 
 
 class _Calls(TorchFunctionMode):
-    """`.cpu()`, `.tolist()` and print of a CPU tensor: no operator tells of them, on a device each would wait."""
+    """`.cpu()`, `.numpy()`, print of a CPU tensor: no operator tells of them, on a device each would wait.
+
+    On a device `.cpu()` makes a copy, which is on the host from then on; so it does here, to tell the two apart.
+    """
 
     def __init__(self, seen: _Seen):
         super().__init__()
         self.seen = seen
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name in CALLS and args and isinstance(args[0], torch.Tensor):
-            real = args[0].device.type not in HOST
-            if not real or name == "__repr__":  # torch hides what it runs for a repr from every mode
-                self.seen.add(f"Tensor.{name}", real)
-        return func(*args, **(kwargs or {}))
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        x = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if x is None:
+            return func(*args, **kwargs)
+        real = x.device.type not in HOST
+        told = (name in CALLS and not real) or (name in SHOWN and (x.dim() > 0 or name == "__repr__"))
+        if told and not self.seen.is_copy(x):
+            self.seen.add(f"Tensor.{name}", real)
+        self.seen.deaf = name == "one_hot" and not real and (args[1:2] or (kwargs.get("num_classes", -1),)) != (-1,)
+        try:
+            out = func(*args, **kwargs)
+            if name == "cpu" and not real:
+                out = out.clone()
+                self.seen.copied(out)
+        finally:
+            self.seen.deaf = False  # with its classes given, one_hot looks at the values of CPU tensors alone
+        return out
 
 
 @contextlib.contextmanager
@@ -276,7 +294,12 @@ def is_own(file: str) -> bool:
 
 
 def found(thread: int | None) -> tuple[str, int, str]:
-    """File, line and the line's text of the place that `where` tells."""
+    """File, line and its text of the innermost frame of the learner's own code: not torch, not perflab, no library.
+
+    `thread` is the one to look at when this one has no such frame: a backward pass runs on threads of its own,
+    while the thread that asked for it stands still. Without any, the innermost frame outside torch and perflab;
+    ("", 0, "") where there is none either.
+    """
     stacks = [sys._getframe(1)]  # its own frame in its own variable would keep every tensor of the step alive
     if thread is not None and thread != threading.get_ident():
         stacks.append(sys._current_frames().get(thread))

@@ -130,7 +130,7 @@ def test_a_notebooks_cell_is_called_cell():
 
 def test_without_a_frame_of_ones_own_another_thread_is_looked_at():
     seen = []
-    bare = threading.Thread(target=lambda thread: seen.append(syncs.where(thread)), args=(threading.get_ident(),))
+    bare = threading.Thread(target=lambda thread: seen.append(syncs.found(thread)), args=(threading.get_ident(),))
     bare.start()
     bare.join()
     assert seen[0][0] == THIS and seen[0][1] > 0
@@ -386,6 +386,7 @@ class Allocator:
         self.now = self.high = before
         self.count, self.sizes, self.events, self.recording = 0, {}, [], []
         cuda = torch.cuda
+        monkeypatch.setattr(peak.machine, "missing", lambda need: None)
         monkeypatch.setattr(cuda, "init", lambda: None)
         monkeypatch.setattr(cuda, "current_device", lambda: 0)
         monkeypatch.setattr(cuda, "memory_allocated", lambda: self.now)
