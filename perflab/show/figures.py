@@ -13,13 +13,19 @@ from perflab.bench.units import digits, quantity, step_of, unit_of
 from . import style
 
 
+def display_table(result: Result):
+    """Show the table of a Result alone, where a figure would say nothing more."""
+    from IPython.display import display
+
+    display({"text/plain": repr(result), "text/html": table(result, record.beside(result))}, raw=True)
+
+
 def display_result(result: Result):
     """Show a Result in a notebook: its table, then its figure."""
     from IPython.display import display
 
+    display_table(result)
     beside = record.beside(result)
-    shown = {"text/plain": repr(result), "text/html": table(result, beside)}
-    display(shown, raw=True)
     if len(result.values) > 1 and any(r.measured for r in (result, *beside)):  # one value is no figure
         display(picture(result, beside=beside))
 

@@ -34,6 +34,16 @@ def _explorer():
     return Explorer(draw, "a line.", n=widgets.IntSlider(3, min=1, max=10), kind=widgets.Dropdown(options=["a", "b"]))
 
 
+def test_a_table_alone_has_no_figure(numbers):
+    shown = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("IPython.display.display", lambda x, **how: shown.append(x))
+        figures.display_table(numbers)
+        figures.display_result(numbers)
+    assert shown[0] == shown[1] and shown[0]["text/plain"] == repr(numbers)
+    assert len(shown) == 3 and shown[2].data[:4] == b"\x89PNG"
+
+
 def test_a_figure_is_the_same_bytes_twice_and_says_what_it_shows(numbers):
     a, b = figures.picture(numbers), figures.picture(numbers)
     assert a.data == b.data
