@@ -104,7 +104,8 @@ def _named(answer) -> Outcome:
         return Outcome(
             INCORRECT, 'the answer names a regime for each letter: dict(a="...", b="...", c=..., d=..., e=...).'
         )
-    if strange := sorted({str(word) for word in answer.values()} - set(REGIMES)):
+    answer = {name: str(word).strip().lower() for name, word in answer.items()}
+    if strange := sorted(set(answer.values()) - set(REGIMES)):
         return Outcome(INCORRECT, f"the regimes are {', '.join(REGIMES)}, and not {', '.join(strange)}.")
     seen = _measured()
     if seen.reasons:
