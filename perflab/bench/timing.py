@@ -2,18 +2,14 @@
 
 import contextlib
 import gc
-import inspect
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 
-from . import machine
 from .intervals import length, union
-
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13 and newer write a line at every start and stop
+from .profiler import profiler
 
 L2_FLUSH_BYTES = 256 * 2**20  # more than the L2 of any GPU up to the B200 (126 MiB)
 
@@ -87,16 +83,6 @@ def device(call: Callable[[], object], repeats: int, cold: bool = True) -> list[
     return [start.elapsed_time(end) / 1000 for start, end in pairs]
 
 
-def profiler(activities: Sequence[str] = ("CPU", "CUDA"), **options) -> torch.profiler.profile:
-    """A torch profiler of those of the activities that this torch and this machine have; options as torch's own."""
-    from torch.profiler import ProfilerActivity, profile, supported_activities
-
-    wanted = [getattr(ProfilerActivity, name) for name in activities if name != "CUDA" or machine.cuda_devices()]
-    if "acc_events" in inspect.signature(profile.__init__).parameters:
-        options["acc_events"] = True  # without it the events of a cycle are dropped, and torch warns
-    return profile(activities=[a for a in wanted if a in supported_activities()], **options)
-
-
 def busy(call: Callable[[], object]) -> float:
     """Seconds in which the device worked during one call: the union of kernel and copy intervals.
 
@@ -107,9 +93,14 @@ def busy(call: Callable[[], object]) -> float:
     with profiler(["CUDA"]) as seen:
         call()
         synchronize()
+    return worked(seen.events())
+
+
+def worked(events) -> float:
+    """Seconds in which the device worked, by the events of a torch.profiler; nan where it saw no device work."""
     spans = [
         (e.time_range.start, e.time_range.end)
-        for e in seen.events()
+        for e in events
         if e.device_type == torch.autograd.DeviceType.CUDA and not getattr(e, "is_user_annotation", False)
     ]
     if not spans:

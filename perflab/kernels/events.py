@@ -5,11 +5,11 @@ A file of many hundred megabytes is held neither as text nor as dicts. What the 
 
 import functools
 import gzip
+import io
 import json
 import math
 import re
 import sys
-import tempfile
 import zlib
 from array import array
 from decimal import Decimal
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from perflab.bench.profiler import exported
 from perflab.errors import PerflabError
 
 CHUNK = 1 << 20  # characters read at a time
@@ -164,17 +165,9 @@ def recorded(source) -> Recording:
     if isinstance(source, dict | list):
         return _taken(source, "the trace")
     if hasattr(source, "export_chrome_trace"):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            try:
-                source.export_chrome_trace(str(path))
-            except (RuntimeError, AssertionError, AttributeError) as error:
-                why = str(error).partition("\n")[0] or "not finished"
-                raise PerflabError(
-                    f"The profiler has no trace to give ({why}): read it after its `with` block, "
-                    "and where it was exported already, read that file."
-                ) from error
-            return _read(path, "the profiler's trace")
+        recording = Recording("the profiler's trace")
+        _Stream(io.StringIO(exported(source)), recording.source).into(recording)
+        return _closed(recording)
     if isinstance(source, str | Path):
         return _read(Path(source), Path(source).name or str(source) or "an empty path")
     raise PerflabError(f"A trace is a path, a dict or a torch profiler, not {type(source).__name__}: {EXPORT}.")

@@ -86,7 +86,8 @@ def _waits(trace):
         yield _timed(SYNC, share, where, f"{what}{_idle(share)} for it, most of it {_at(where)}.")
     if (share := idle.get(gaps.ALLOCATE, 0)) >= LEAST:
         where = costliest(trace, gaps.ALLOCATE)
-        yield _timed(ALLOCATE, share, where, f"{_idle(share)} while the host allocates memory, most of it {_at(where)}.")
+        what = f"{_idle(share)} while the host allocates memory, most of it"
+        yield _timed(ALLOCATE, share, where, f"{what} {_at(where)}.")
 
 
 def _idle(share: float) -> str:

@@ -18,13 +18,14 @@ def runnable(step, called: str):
     if not callable(step):
         kind = type(step).__name__
         raise PerflabError(f"{called} takes a function without arguments, not a {kind}: write lambda: step(batch).")
-    if inspect.isgeneratorfunction(step) or inspect.iscoroutinefunction(step):
+    body = step.forward if isinstance(step, torch.nn.Module) else step
+    if inspect.isgeneratorfunction(body) or inspect.iscoroutinefunction(body):
         raise PerflabError(
             f"{called} calls step(), which only makes a generator or coroutine and runs nothing of it: "
             "write lambda: next(loop), or a plain function."
         )
     with contextlib.suppress(ValueError):  # built-in functions do not tell their arguments
-        signature = inspect.signature(step)
+        signature = inspect.signature(body)
         try:
             signature.bind()
         except TypeError as e:

@@ -1,6 +1,7 @@
 """Loops with a planted fault each and healthy ones, by name; `python -m perflab.kernels.planted OUT` records them."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 
-from perflab.bench import timing
+from perflab.bench.profiler import exported, profiler
 
 from . import faults, healthy, loops
 from .loops import Loop
-from .trim import exported, trimmed, write
+from .trim import trimmed, write
 
 WAIT, WARMUP, ACTIVE = 2, 3, 4
 
@@ -54,13 +55,13 @@ def record(plan: Plan, device: str, steps: int = ACTIVE) -> torch.profiler.profi
     loop = plan.loop(device)
     schedule = torch.profiler.schedule(wait=WAIT, warmup=WARMUP, active=steps, repeat=1)
     try:
-        with timing.profiler(schedule=schedule, with_stack=plan.stack, profile_memory=plan.memory) as profiler:
+        with profiler(schedule=schedule, with_stack=plan.stack, profile_memory=plan.memory) as recorded:
             for _ in range(WAIT + WARMUP + steps):
                 next(loop)
-                profiler.step()
+                recorded.step()
     finally:
         loop.close()
-    return profiler
+    return recorded
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for name in [n for n in plans if n in chosen.names or not chosen.names]:
         try:
-            whole = exported(record(plans[name], device))
+            whole = json.loads(exported(record(plans[name], device)))
             write(whole, chosen.out / "raw" / f"{name}.json.gz")
             size = write(trimmed(whole), chosen.out / f"{name}.json.gz")
             print(f"{name}: {len(whole['traceEvents']):,} events, trimmed {size / 1024:.0f} KiB")

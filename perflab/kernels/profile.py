@@ -10,7 +10,6 @@ import json
 import os
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 
 from perflab.bench import files, timing
+from perflab.bench.profiler import exported, profiler
 from perflab.errors import PerflabError
 
 from .phases import runnable
@@ -95,22 +95,22 @@ class Profiled:
         """
         try:
             path = Path(path).expanduser()
-            exists, has_folder = os.path.lexists(path), path.parent.is_dir()
-        except (TypeError, ValueError, OSError, RuntimeError) as e:
+        except (TypeError, RuntimeError) as e:
             raise PerflabError(f"{path!r} is no path ({e}): take one such as run.json.gz.") from None
         if not path.name.endswith((".json", ".json.gz")):
             raise PerflabError(f"{path.name}: a trace is called something.json or something.json.gz.")
-        if exists:
+        if os.path.lexists(path):
             raise PerflabError(f"{path} exists and is not overwritten: take another name or remove it first.")
-        if not has_folder:
+        if not os.path.isdir(path.parent):
             raise PerflabError(f"The folder {path.parent} does not exist: make it first, or take another.")
         whole = json.loads(gzip.decompress(self.packed))
         whole.pop("host_name", None)
         text = json.dumps(whole | {"traceName": path.name}).encode()
         try:
             files.put(path, gzip.compress(text) if path.suffix == ".gz" else text)
-        except OSError as e:
-            raise PerflabError(f"{path} cannot be written ({e.strerror}): take another place.") from None
+        except (OSError, ValueError) as e:
+            why = getattr(e, "strerror", None) or e
+            raise PerflabError(f"{path} cannot be written ({why}): take another place.") from None
         return f"{path.name} is written: {OPEN}."
 
     def __repr__(self):
@@ -139,14 +139,16 @@ def profiled(step: Callable[[], object], steps: int = 5, warmup: int = 3, memory
         for _ in range(warmup):
             step()
         before = _plain(step, steps)
-    profiler, profiled_s = _under_profiler(step, steps, warmup, memory)
+    seen, profiled_s = _under_profiler(step, steps, warmup, memory)
     after = _plain(step, steps)
-    packed, recorded = _exported(profiler)
+    text = exported(seen)
+    names = {e.get("name", "") for e in json.loads(text)["traceEvents"] if e.get("cat") == "user_annotation"}
+    recorded, packed = sum(name.startswith(STEP) for name in names), gzip.compress(text.encode(), compresslevel=1)
     if recorded == 0:
         raise PerflabError(
             "0 steps were recorded: the schedule never became active; does step start or stop a profiler of its own?"
         )
-    return Profiled(steps, recorded, (before, after), profiled_s, tuple(_operators(profiler)), packed)
+    return Profiled(steps, recorded, (before, after), profiled_s, tuple(_operators(seen)), packed)
 
 
 def _checked(step, steps, warmup):
@@ -186,21 +188,21 @@ def _plain(step, steps: int) -> float:
 def _under_profiler(step, steps: int, warmup: int, memory: bool):
     """The profiler after its schedule has run, and the seconds of one recorded step."""
     plan = torch.profiler.schedule(wait=0, warmup=warmup, active=steps, repeat=1)
-    with timing.profiler(schedule=plan, profile_memory=memory) as profiler, _alone():
+    with profiler(schedule=plan, profile_memory=memory) as seen, _alone():
         for _ in range(warmup):
             step()
             timing.synchronize()  # or kernels that still run would be taken for those of the recorded steps
-            profiler.step()
+            seen.step()
         pace = _Pace()
         for _ in range(steps - 1):
             step()
-            profiler.step()
+            seen.step()
             pace.step()
         step()
         pace.step()
         seconds = pace.end()
-        profiler.step()  # takes the events in, which is no part of a step
-    return profiler, seconds
+        seen.step()  # takes the events in, which is no part of a step
+    return seen, seconds
 
 
 @contextlib.contextmanager
@@ -220,24 +222,11 @@ def _alone():
         profile.__init__ = plain
 
 
-def _exported(profiler) -> tuple[bytes, int]:
-    """torch's JSON, gzipped, and how many steps it holds."""
-    with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
-        path = Path(folder) / "trace.json"
-        try:
-            profiler.export_chrome_trace(str(path))
-            raw = path.read_bytes()
-        except (RuntimeError, AssertionError, OSError) as e:
-            raise PerflabError(f"The profiler gave no trace ({e}): does step start or stop one of its own?") from None
-    names = {e.get("name", "") for e in json.loads(raw)["traceEvents"] if e.get("cat") == "user_annotation"}
-    return gzip.compress(raw, compresslevel=1), sum(name.startswith(STEP) for name in names)
-
-
-def _operators(profiler):
+def _operators(seen):
     """A row per operator, from torch's averages; Python frames and annotations are no operators."""
     from torch.autograd import DeviceType
 
-    for e in profiler.key_averages():
+    for e in seen.key_averages():
         annotation = getattr(e, "is_user_annotation", False) or e.key.startswith("ProfilerStep")
         python = FRAME.search(e.key) or e.key.startswith(("<", "nn.Module:"))
         if e.device_type != DeviceType.CPU or annotation or python or e.key.startswith("["):

@@ -2,10 +2,7 @@
 
 import gzip
 import json
-import tempfile
 from pathlib import Path
-
-import torch
 
 from .events import nanoseconds, own_frame
 
@@ -17,14 +14,6 @@ ARGUMENTS = {
 }
 PROPERTIES = ("id", "name", "numSms", "computeMajor", "computeMinor", "totalGlobalMem")
 NAME_LENGTH = 400  # a kernel's template arguments can be thousands of characters
-
-
-def exported(profiler: torch.profiler.profile) -> dict:
-    """The trace that a finished torch profiler has, as the dict of its Chrome trace."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        return json.loads(path.read_text("utf-8", errors="replace"))
 
 
 def trimmed(whole: dict) -> dict:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from perflab.bench import machine
+from perflab.bench.profiler import exported
 from perflab.kernels import faults, gaps, planted
 from perflab.kernels.trace import read
-from perflab.kernels.trim import exported, trimmed, write
+from perflab.kernels.trim import trimmed, write
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +29,7 @@ def whole():
 
     def of(name: str) -> dict:
         if name not in taken:
-            taken[name] = exported(planted.record(PLANS[name], "cuda"))
+            taken[name] = json.loads(exported(planted.record(PLANS[name], "cuda")))
             torch.cuda.empty_cache()
         return taken[name]
 
@@ -85,7 +86,7 @@ def test_the_memory_that_peaks_is_what_the_allocator_counts():
     plan = planted.FAULTS["peak_in_backward"]
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    trace = read(exported(planted.record(plan, "cuda")))
+    trace = read(json.loads(exported(planted.record(plan, "cuda"))))
     peak = torch.cuda.max_memory_allocated()
     assert trace.peak.bytes == pytest.approx(peak, rel=0.01)
     assert trace.peak.where.phase == "backward"

@@ -1,5 +1,6 @@
 """Profiling a loop, the lines at which the host waits, the step in which memory peaks, and the exercises on them."""
 
+import functools
 import gzip
 import inspect
 import json
@@ -7,6 +8,7 @@ import os
 import threading
 
 import nbformat
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -44,6 +46,12 @@ def one_line_each(x):
     torch.unique(x)
     torch.masked_select(x, x > 0)
     f"{x.sum():.3f}"
+    f"{x}"
+    x.numpy()
+    np.asarray(x)
+    torch.allclose(x, x)
+    [0, 1, 2, 3][x.argmax(0)[0]]
+    assert 9.0 not in x
 
 
 def test_each_kind_of_wait_is_found_at_its_own_line():
@@ -61,6 +69,7 @@ def no_line(x):
     x.to(torch.float64)
     x.argmax(0)
     torch.repeat_interleave(x, 2)
+    nn.functional.one_hot(x.argmax(0), 4)
 
 
 def test_what_waits_for_nothing_is_not_named():
@@ -90,6 +99,48 @@ def test_waits_of_one_line_are_counted_and_named():
     assert found.count == 6 and found.operator == "aten._local_scalar_dense"
     assert found.names == ("aten._local_scalar_dense", "aten.index")
     assert str(found).startswith(f"test_profile.py, line {found.line}: return [x[k].item()")
+
+
+def test_what_was_copied_to_the_host_once_waits_no_more():
+    def step(x):
+        here = x.cpu()
+        return here.max().item(), here[0].tolist(), (here * 2).numpy(), [float(v) for v in here[0]], x.sum().item()
+
+    assert [s.count for s in syncs.host_syncs(lambda: step(torch.ones(4, 4)))] == [1, 1]
+
+
+def through(function):
+    @functools.wraps(function)
+    def around():
+        return function()
+
+    return around
+
+
+class Checked(nn.Module):
+    def forward(self, x):
+        assert x.sum() > -1e9
+        return x
+
+
+@pytest.mark.parametrize(
+    ("step", "count"),
+    [
+        (through(lambda: torch.ones(3).sum().item()), 1),
+        (lambda: [v.item() for v in torch.ones(3)], 3),
+        (lambda: list(map(float, torch.ones(3))), 3),
+        (lambda: sorted(range(3), key=lambda k: torch.ones(3)[k].item()), 3),
+    ],
+    ids=["decorated", "comprehension", "called from C", "key of a sort"],
+)
+def test_the_line_is_right_wherever_the_function_stands(step, count):
+    (found,) = syncs.host_syncs(step)
+    assert found.count == count and found.file == THIS and "torch.ones(3)" in found.code
+
+
+def test_the_line_of_a_modules_forward_is_its_own():
+    (found,) = syncs.host_syncs(lambda: nn.Sequential(nn.Linear(3, 3), Checked())(torch.ones(1, 3)))
+    assert found.line == line_of(Checked.forward, "assert")
 
 
 def test_a_wait_inside_of_a_library_is_the_line_that_called_it():
@@ -156,8 +207,13 @@ def test_all_is_as_it_was_after_a_step_that_raises():
 
 @pytest.mark.parametrize("call", [syncs.host_syncs, peak.peak_step, profile.profiled])
 def test_what_is_no_function_is_one_sentence(call):
-    with pytest.raises(PerflabError, match=r"lambda: step\(batch\)"):
-        call(torch.ones(3))
+    def generates():
+        yield torch.ones(3)
+
+    for bad in (torch.ones(3), lambda x: x, nn.Linear(2, 2), generates):
+        with pytest.raises(PerflabError, match=r"write lambda: (step\(batch\)|next)") as caught:
+            call(bad)
+        assert "\n" not in str(caught.value)
 
 
 # -- where memory peaks
@@ -247,6 +303,19 @@ def test_steps_that_use_no_tensor_have_no_peak():
         peak.peak_step(lambda: None, 2, device="cpu")
     with pytest.raises(PerflabError, match="steps=0"):
         peak.peak_step(lambda: None, 0)
+    with pytest.raises(PerflabError, match="device='gpu'"):
+        peak.peak_step(lambda: None, 1, device="gpu")
+
+
+def test_the_peak_is_a_hand_count_of_bytes():
+    def step():
+        a = torch.zeros(1000)
+        b = a.view(10, 100)[0]  # keeps all of a
+        a = torch.zeros(500)
+        del b, a
+        return [torch.zeros(300) for _ in range(3)]
+
+    assert peak.peak_step(step, 2, device="cpu").bytes == 4 * (1000 + 500)
 
 
 # -- the profiler
@@ -317,13 +386,15 @@ def test_an_exported_trace_is_torchs_own_without_the_computers_name(seen, tmp_pa
 def test_a_place_that_will_not_do_is_one_sentence(seen, tmp_path):
     seen.export(tmp_path / "a.json")
     before = (tmp_path / "a.json").read_bytes()
-    for path, word in [("a.json", "not overwritten"), ("b.txt", "something.json"), ("none/b.json", "does not exist")]:
+    long, nobody = f"{'a' * 300}.json", "~nobody-here/b.json"
+    places_ = [("a.json", "not overwritten"), ("b.txt", "something.json"), ("none/b.json", "does not exist")]
+    for path, word in [*places_, (long, "too long"), (nobody, "does not exist|no path"), ("b\0.json", "null")]:
         with pytest.raises(PerflabError, match=word):
             seen.export(tmp_path / path)
     assert (tmp_path / "a.json").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("bad", [{"steps": 0}, {"steps": 2.5}, {"warmup": 0}, {"warmup": True}])
+@pytest.mark.parametrize("bad", [{"steps": 0}, {"steps": 2.5}, {"steps": 10**9}, {"warmup": 0}, {"warmup": True}])
 def test_counts_that_are_none_are_one_sentence(bad):
     with pytest.raises(PerflabError, match="whole number"):
         profile.profiled(products, **bad)
@@ -568,6 +639,16 @@ def test_a_loop_that_waits_once_is_right():
     assert question("06.2").check(solution()).state == "Correct"
 
 
+@pytest.mark.parametrize("end", [".cpu().tolist()", ".cpu().numpy().tolist()", ".double().cpu().clone().tolist()"])
+def test_what_was_copied_to_the_host_waits_no_more(end):
+    before = torch.random.get_rng_state()
+    assert question("06.2").check(solution((".tolist()", end))).state == "Correct"
+    assert torch.equal(before, torch.random.get_rng_state()), "the check leaves the learner's random numbers alone"
+
+
+STACKED = [("torch.stack(losses).tolist()", "losses"), ("import torch", "import ctypes, torch")]
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -575,8 +656,14 @@ def test_a_loop_that_waits_once_is_right():
         ([("optimizer.step()", "pass")], "not the losses"),
         ([("torch.stack(losses).tolist()", "torch.stack(losses).tolist()[1:]")], "you return 11"),
         ([("torch.stack(losses).tolist()", "losses")], "Python numbers"),
+        ([("loss.detach()", "memoryview(loss.detach().numpy())[()]"), *STACKED], "wait 12 times"),
+        ([("loss.detach()", "ctypes.c_float.from_address(loss.data_ptr()).value"), *STACKED], "no wait was seen"),
+        (
+            [("    losses = []", "    from copy import deepcopy\n    model, losses = deepcopy(model), []")],
+            "not the losses",
+        ),
     ],
-    ids=["item", "no training", "one is missing", "tensors"],
+    ids=["item", "no training", "one is missing", "tensors", "numpy", "addresses", "another model"],
 )
 def test_a_wrong_loop_hears_what_is_wrong(changes, word):
     outcome = question("06.2").check(solution(*changes))

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import pickle
 import random
 import re
 import subprocess
@@ -15,11 +16,12 @@ import pytest
 import torch
 
 from perflab import PerflabError, places
+from perflab.bench.profiler import exported
 from perflab.kernels import faults, gaps, planted
 from perflab.kernels.events import own_frame
 from perflab.kernels.host_view import host_view
 from perflab.kernels.trace import read, short
-from perflab.kernels.trim import exported, trimmed, write
+from perflab.kernels.trim import trimmed, write
 
 TRACES = places.DATA / "traces"
 MAIN, BACKWARD, LOADER = 100, 101, 102
@@ -323,6 +325,41 @@ def test_memory_that_is_allocated_holds_the_host():
     adds_up(trace)
 
 
+def test_memory_that_is_given_back_first_is_no_wait_for_the_device():
+    """Out of memory, torch's allocator waits, frees what it cached and asks again, all inside of one operator."""
+    fake = Fake()
+    for k in range(6):
+        t = 1000.0 * k
+        fake.span("cpu_op", "aten::mm", t + 490, t + 999).span(
+            "cuda_runtime", "cudaDeviceSynchronize", t + 495, t + 505
+        )
+        fake.span("cuda_runtime", "cudaFree", t + 505, t + 700).span("cuda_runtime", "cudaMalloc", t + 700, t + 980)
+        fake.launch(t + 990, t + 995, t + 1495)
+    trace = fake.read()
+    [found] = trace.findings
+    assert found.name == faults.ALLOCATE and found.share == pytest.approx(5 * 475 / 5500)
+    adds_up(trace)
+
+
+@pytest.mark.parametrize("place", [{}, {"phase": "forward"}, {"operator": "aten::item"}, {"frame": "a.py(3): f"}])
+def test_a_place_reads_as_part_of_its_sentence(place):
+    fake = Fake()
+    for k in range(6):
+        t = 1000.0 * k
+        fake.span("cuda_runtime", "cudaDeviceSynchronize", t + 20, t + 805).launch(t + 10, t + 15, t + 800)
+        if "operator" in place:
+            fake.span("cpu_op", place["operator"], t + 1, t + 900)
+        elif place:
+            fake.span("user_annotation" if "phase" in place else "python_function", *place.values(), t + 1, t + 900)
+    [found] = fake.read().findings
+    assert (
+        "most of it at aten" in found.sentence
+        or "most of it at a.py" in found.sentence
+        or (re.search("most of it (in forward|outside of any)", found.sentence))
+    )
+    assert not re.search("at in|at outside", found.sentence)
+
+
 def test_other_work_of_the_host_is_told_from_launching():
     fake = Fake()
     for k in range(5):
@@ -403,6 +440,18 @@ def test_kernels_with_few_blocks_are_kept_apart_from_gaps():
 def test_small_kernels_beside_a_large_one_waste_nothing():
     trace = Fake().launch(0, 10, 100).launch(1, 20, 60, grid=(1, 1, 1), stream=8).read()
     assert trace.small_share == 0 and len(trace.small) == 1
+
+
+def test_few_blocks_beside_other_kernels_or_of_a_collective_are_no_fault():
+    beside, together, alone = Fake(), Fake(), Fake()
+    for k in range(6):
+        t = 1000.0 * k
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        alone.launch(t - 90, t, t + 500).launch(t - 80, t + 500, t + 1000, name, grid=(24, 1, 1), stream=30)
+        beside.launch(t - 90, t, t + 1000).launch(t - 80, t + 100, t + 900, "scan", grid=(2, 1, 1), stream=30)
+        for stream in (7, 8, 9):
+            together.launch(t - 90, t, t + 1000, "third", grid=(MULTIPROCESSORS // 3, 1, 1), stream=stream)
+    assert alone.read().findings == beside.read().findings == together.read().findings == []
 
 
 def test_without_the_number_of_multiprocessors_nothing_is_said_of_blocks():
@@ -518,6 +567,9 @@ def texts() -> dict[str, tuple[str, str]]:
         "numbers": ("[1, 2, 3]", "none that torch.profiler writes"),
         "no time": ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k"}]}', "none that torch.profiler writes"),
         "a wrong time": ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon"}]}', "none that torch"),
+        "a name that is none": ('[{"ph": "X", "cat": "kernel", "name": 5, "ts": 1}]', "none that torch"),
+        "a number without end": ('[{"ts": ' + "9" * 5000 + "}]", "no JSON"),
+        "brackets without end": ("[" * 100_000, "no JSON"),
         "cut in an event": (cut, r"cut short: it ends after \d+ events"),
         "cut at the end": (good[:-2], "cut short: it ends after 16 events"),
         "broken inside": (good.replace('"ph"', "ph", 8).replace('ph": "X"', '"ph": "X"', 1), "no JSON|cut short"),
@@ -547,7 +599,29 @@ def test_a_packed_file_that_is_cut_is_said(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("source", ["nowhere/trace.json", Path("/"), 7, None])
+def test_a_file_that_is_cut_anywhere_is_one_sentence(tmp_path):
+    path, pick = tmp_path / "trace.json.gz", random.Random(5)
+    plain = json.dumps(paced(Fake(), 12).whole).encode()
+    for whole in (plain, gzip.compress(plain)):
+        for end in sorted(pick.sample(range(1, len(whole) - 1), 50)):
+            path.write_bytes(whole[:end])
+            with pytest.raises(PerflabError, match=r"cut short|no JSON at its beginning|damaged") as caught:
+                read(path)
+            assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_is_not_loaded(tmp_path):
+    class Runs:
+        def __reduce__(self):
+            return open, (str(tmp_path / "ran"), "w")
+
+    (tmp_path / "trace.pt").write_bytes(pickle.dumps(Runs()))
+    with pytest.raises(PerflabError, match="no JSON"):
+        read(tmp_path / "trace.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("source", ["nowhere/trace.json", Path("/"), "", "a\0.json", 7, None])
 def test_a_source_that_is_none_says_what_is_one(source):
     with pytest.raises(PerflabError, match=r"export_chrome_trace|cannot be read"):
         read(source)
@@ -566,6 +640,20 @@ def test_all_ways_to_give_a_trace_are_alike(tmp_path):
         got = read(source)
         assert (got.busy_ns, got.span_ns, got.idle) == (expected.busy_ns, expected.span_ns, expected.idle)
     assert read(spaced).multiprocessors == MULTIPROCESSORS and read(bare).multiprocessors is None
+
+
+def test_odd_events_of_other_versions_are_read(tmp_path):
+    """Times as text, a mark of byte order, names in any script, properties that are none."""
+    path = tmp_path / "trace.json"
+    whole = paced(Fake()).span("user_annotation", "ProfilerStep#\u00b2", 0, 5).launch(400, 405, 410, "\u6838").whole
+    expected = read(whole)
+    for event in whole["traceEvents"]:
+        event["ts"], event["dur"] = str(event["ts"]), str(event["dur"])
+    for properties in (None, 5, [1], [{"id": 0, "name": 7, "numSms": "132"}]):
+        path.write_text(json.dumps(whole | {"deviceProperties": properties}), "utf-8-sig")
+        got = read(path)
+        assert (got.busy_ns, got.idle, got.steps[0].number) == (expected.busy_ns, expected.idle, None)
+        assert got.multiprocessors is None and got.findings and repr(got)
 
 
 def test_a_file_is_read_alike_wherever_its_chunks_end(tmp_path, monkeypatch):
@@ -612,9 +700,17 @@ def test_a_file_of_25_mb_needs_little_memory(tmp_path):
     path, small = tmp_path / "large.json", tmp_path / "small.json"
     write_large(path, 25_000_000)
     write_large(small, 50_000)
-    least, peak = memory_of(small), memory_of(path)
-    assert peak["bytes"] - least["bytes"] < path.stat().st_size, (least, peak)
-    assert peak["kernels"] > 15_000 and peak["busy_share"] == pytest.approx(0.25, abs=1e-3)
+    code = (
+        "import json, resource, sys; from perflab.kernels.trace import read; held = []\n"
+        "for path in sys.argv[1:]:\n"
+        "    trace = read(path); trace.busy_share\n"
+        "    held.append(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "print(json.dumps([*held, trace.kernels, trace.busy_share]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, small, path], capture_output=True, check=True, timeout=200)
+    least, peak, kernels, busy_share = json.loads(done.stdout)
+    assert peak - least < path.stat().st_size, (least, peak)
+    assert kernels > 15_000 and busy_share == pytest.approx(0.25, abs=1e-3)
 
 
 def write_large(path: Path, nbytes: int):
@@ -624,22 +720,14 @@ def write_large(path: Path, nbytes: int):
         fake.span("cpu_op", name, 1.5, 5, **{"External id": 1, "Record function id": 0, "Ev Idx": 4})
     fake.launch(1.25, 4.5, 6.5, "void at::native::elementwise_kernel<128, 2>(int)")
     block = json.dumps(fake.events, indent=1)[1:-1].replace('"correlation": 1', '"correlation": @')
+    parts = re.split(r'(?<="ts": )([0-9.]+)', block)
+    starts = [float(ts) for ts in parts[1::2]]
     with open(path, "w") as file:
         file.write('{"schemaVersion": 1, "deviceProperties": [], "traceEvents": [')
         for k in range(1 + nbytes // len(block)):
-            times = re.sub(r'"ts": ([0-9.]+)', lambda m: f'"ts": {5_141_794_360_000 + 8 * k + float(m[1])}', block)  # noqa: B023
-            file.write(("," if k else "") + times.replace("@", str(k)))
+            parts[1::2] = [str(5_141_794_360_000 + 8 * k + ts) for ts in starts]
+            file.write(("," if k else "") + "".join(parts).replace("@", str(k)))
         file.write('], "traceName": "large"}')
-
-
-def memory_of(path: Path) -> dict:
-    code = (
-        "import json, resource, sys; from perflab.kernels.trace import read; t = read(sys.argv[1]); s = t.busy_share; "
-        "print(json.dumps({'bytes': 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 'kernels': t.kernels, "
-        "'busy_share': s}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, timeout=200)
-    return json.loads(done.stdout)
 
 
 # -- the host's part, and what torch itself says
@@ -658,6 +746,15 @@ def test_a_profile_without_a_device_says_so_and_how_to_go_on():
         read(profiler)
     with pytest.raises(PerflabError, match="already"):
         read(profiler)
+
+
+def test_a_profiler_that_could_not_write_says_so():
+    class Full:
+        def export_chrome_trace(self, path):
+            """As torch on a full disk: a line in a log, and no file."""
+
+    with pytest.raises(PerflabError, match="make room"):
+        read(Full())
 
 
 def test_self_times_of_operators_are_those_of_torch():
@@ -699,7 +796,7 @@ def test_frames_of_libraries_are_not_the_users():
 @pytest.mark.parametrize("name", [n for n in planted.FAULTS | planted.HEALTHY if n not in ("prefetching", "graphed")])
 def test_each_planted_loop_runs_and_its_small_trace_names_no_machine(name, tmp_path):
     plan = (planted.FAULTS | planted.HEALTHY)[name]
-    whole = exported(planted.record(plan, "cpu", steps=2))
+    whole = json.loads(exported(planted.record(plan, "cpu", steps=2)))
     small = trimmed(whole)
     size = write(small, tmp_path / "t.json.gz")
     text = gzip.decompress((tmp_path / "t.json.gz").read_bytes()).decode()
