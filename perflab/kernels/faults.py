@@ -22,8 +22,8 @@ LEAST = 0.05
 """Share of the span from which a cause is named: below, its removal gains less than the noise of many machines."""
 
 LEAST_SYNC = 0.01
-"""Waits in every step are named earlier: one line mends them, and they return with every step. A wait now and
-then is how a loss is logged."""
+"""Waits in every step are named earlier: one line mends them, and they return with every step. One wait is how
+a loss is logged, and so are several that cost little."""
 
 LEAST_TINY = 0.10
 """Every trace has some gaps between launches, if only at its edges or because the profiler slows the host."""
@@ -79,7 +79,7 @@ def _waits(trace):
         yield _timed(DATA, share, where, f"{_idle(share)} while the loop waits for its next batch, {where}.")
     share = idle.get(gaps.SYNC, 0)
     waits = len({(p.thread, p.time) for p in trace.gap_pieces if p.cause == gaps.SYNC})
-    often = max(2, len(trace.steps) - 1)  # the wait of the last step has no gap after it
+    often = 2 if share >= LEAST else max(2, len(trace.steps) - 1)  # the wait of the last step has no gap after it
     if share >= LEAST_SYNC and waits >= often:
         where = costliest(trace, gaps.SYNC)
         what = f"{waits} times the host waits for the device, which then waits for the host: "

@@ -500,6 +500,18 @@ def test_a_wait_once_is_how_a_loss_is_logged():
     assert trace.busy_share < 0.99 and not trace.findings
 
 
+@pytest.mark.parametrize(("every", "named"), [(1, True), (2, True), (3, True), (10, False)])
+def test_waits_now_and_then_that_cost_much_are_named(every, named):
+    """The device is as idle after each: the host was held for a step, and does not get ahead again for several."""
+    fake = Fake()
+    for k in range(12):
+        t = 1000.0 * k
+        fake.span("user_annotation", f"ProfilerStep#{k}", t, t + 999).launch(t + 30, t + 35, t + 950)
+        if k % every == 0 and (k or named):
+            fake.span("cuda_runtime", "cudaStreamSynchronize", t + 40, t + 952)
+    assert [f.name for f in fake.read().findings] == [faults.SYNC] * named
+
+
 def test_lost_kernels_are_said():
     fake = paced(Fake(), 10)
     assert fake.read().doubts == []
