@@ -16,6 +16,7 @@ _HOME = {
     "split": "triage.split",
     "guards": "loading.guards",
     "advise": "loading.sweep",
+    "profiled": "kernels.profile",
     "predict": "learn.predict",
     "calibration": "learn.predict",
     "question": "learn.question",

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from perflab.bench import files, timing
+from perflab.bench import files, progress, timing
 from perflab.bench.profiler import exported, profiler
 from perflab.errors import PerflabError
 
 from .phases import runnable
 
-LIMIT = 1.15  # beyond it, gaps in a trace are partly the profiler's own (facts: a tiny operator costs twice)
+LIMIT = 1.15  # beyond it, gaps in a trace are partly the profiler's own (a tiny operator takes up to twice as long)
 MOST = 1000  # steps: all their events are held in memory
 STEP = "ProfilerStep#"
 FRAME = re.compile(r"\(\d+\): ")  # "train.py(27): step"
@@ -135,12 +135,16 @@ def profiled(step: Callable[[], object], steps: int = 5, warmup: int = 3, memory
     Raises PerflabError for bad arguments, for a profiler that is already running, and where nothing was recorded.
     """
     _checked(step, steps, warmup)
-    with _alone():
-        for _ in range(warmup):
-            step()
-        before = _plain(step, steps)
-    seen, profiled_s = _under_profiler(step, steps, warmup, memory)
-    after = _plain(step, steps)
+    with progress.bar("profiling", "steps", 2 * warmup + 3 * steps) as told:  # told of nothing within what is timed
+        with _alone():
+            for _ in range(warmup):
+                step()
+                told.update()
+            before = _plain(step, steps)
+        told.update(steps)
+        seen, profiled_s = _under_profiler(step, steps, warmup, memory)
+        told.update(warmup + steps)
+        after = _plain(step, steps)
     text = exported(seen)
     names = {e.get("name", "") for e in json.loads(text)["traceEvents"] if e.get("cat") == "user_annotation"}
     recorded, packed = sum(name.startswith(STEP) for name in names), gzip.compress(text.encode(), compresslevel=1)
