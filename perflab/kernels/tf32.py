@@ -87,24 +87,22 @@ class Named(TorchDispatchMode):
 def float32_products(step: Callable[[], object]) -> tuple[float, float]:
     """(products_share, busy_share) of a step on a CUDA device, for `tf32_advice`.
 
-    The first is read from torch.profiler, which slows the host and not the kernels; the second is the busy
-    time over the time of the step unprofiled. nan where the profiler sees no device. Raises PerflabError
-    without a CUDA device.
+    Both are read from one trace of torch.profiler, which slows the host and not the kernels: from two, clocks that
+    changed between them could make a share above one. The second is over the time of the step unprofiled. nan
+    where the profiler sees no device. Raises PerflabError without a CUDA device.
     """
-    from torch.profiler import ProfilerActivity, profile
-
     if why := machine.missing("cuda"):
         raise PerflabError(f"float32_products reads a CUDA device's time: {why}.")
     step()
     wall_s = min(timing.wall(step, blocks=5)[0])
-    busy_s = timing.busy(step)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen, Named():
+    with timing.profiler() as seen, Named():
         step()
         torch.cuda.synchronize()
-    events = seen.events()
-    products_us = sum(e.device_time_total for e in events if e.name == Named.name and _on_host(e))
-    return products_us / 1e6 / busy_s, busy_s / wall_s
+    return shares(seen.events(), wall_s)
 
 
-def _on_host(event) -> bool:
-    return event.device_type == torch.autograd.DeviceType.CPU
+def shares(events, wall_s: float) -> tuple[float, float]:
+    """(products_share, busy_share) from the profiler's events of a step that takes `wall_s` unprofiled."""
+    busy_s, host = timing.worked(events), torch.autograd.DeviceType.CPU
+    products_us = sum(e.device_time_total for e in events if e.name == Named.name and e.device_type == host)
+    return min(products_us / 1e6 / busy_s, 1.0), busy_s / wall_s  # two kernels may overlap by their ends

@@ -1,13 +1,18 @@
 """The audit of mixed precision against what autocast documents, and what 16 bits can hold."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
+from torch.autograd.profiler_util import Interval
 
 from perflab import PerflabError
 from perflab.kernels import amp, tf32
 
 BF16, FP16 = torch.bfloat16, torch.float16
+KERNELS = {"gemm": (0, 50), "norm": (70, 120)}  # us
 
 
 def mlp(blocks=4, width=64):
@@ -181,6 +186,17 @@ def test_the_share_of_products_needs_a_device():
     if not torch.cuda.is_available():
         with pytest.raises(PerflabError, match="no CUDA device here"):
             tf32.float32_products(lambda: None)
+
+
+def test_no_share_of_products_is_above_one_and_without_kernels_there_is_none():
+    cpu, cuda = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
+    product = SimpleNamespace(name=tf32.Named.name, device_type=cpu, device_time_total=60.0)
+    kernels = [SimpleNamespace(name=k, device_type=cuda, time_range=Interval(*at)) for k, at in KERNELS.items()]
+    annotation = SimpleNamespace(device_type=cuda, is_user_annotation=True, time_range=Interval(0, 1000))
+    annotation.name = tf32.Named.name
+    assert tf32.shares([product, annotation, *kernels], 200e-6) == pytest.approx((0.6, 0.5))  # 100 us busy
+    assert tf32.shares([product, kernels[0]], 200e-6)[0] == 1.0  # two kernels that overlap by 10 us
+    assert all(math.isnan(x) for x in tf32.shares([product, annotation], 200e-6))
 
 
 @pytest.mark.parametrize(("region", "named"), [(False, 5), (True, 0)])
