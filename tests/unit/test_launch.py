@@ -413,7 +413,7 @@ def timed_as(monkeypatch, gain: float, spread: float = 0.01):
         (12.0, 0.01, "Correct", "12.0 times"),
         (1.6, 0.01, "Not right", "half way"),
         (1.0, 0.01, "Not right", "not faster"),
-        (2.0, 0.4, "CANNOT TELL", "quiet"),
+        (4.0, 0.4, "CANNOT TELL", "quiet"),
     ],
 )
 def test_right_numbers_are_judged_by_the_clock(monkeypatch, gain, spread, state, word):

@@ -13,7 +13,7 @@ from perflab.kernels import launch
 from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
 
 HEADS, ROWS, WIDTH, OUT = 64, 16, 32, 8
-TIMES = {"cuda": 10, "cpu": 2}
+TIMES = {"cuda": 10, "cpu": 4}
 
 
 def heads(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
