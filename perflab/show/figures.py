@@ -43,9 +43,7 @@ def table(result: Result, beside: Sequence[Result] = ()) -> str:
                 cells[0] = f"<td>{_cell(row[result.variable])} <i>({_cell(source)})</i></td>"
             lines += [f"<tr{colour}>", *cells, "</tr>"]
     lines += ["</tbody></table>", f"<p><small>{_cell(result.provenance)}</small></p>"]
-    lines += [
-        f'<p style="color:{style.RECORDED}"><small>{_cell(r.source)}: {_cell(r.provenance)}</small></p>' for r in beside
-    ]
+    lines += [f'<p style="color:{style.RECORDED}"><small>{_cell(r.provenance)}</small></p>' for r in beside]
     return "".join(lines)
 
 
