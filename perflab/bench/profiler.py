@@ -16,13 +16,16 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch 2.13 and newer write a 
 
 
 def profiler(activities: Sequence[str] = ("CPU", "CUDA"), **options) -> torch.profiler.profile:
-    """A torch profiler of those of the activities that this torch and this machine have; options as torch's own."""
+    """A torch profiler of those of the activities that this torch and this machine have, or else of all of them.
+
+    Options are torch's own.
+    """
     from torch.profiler import ProfilerActivity, profile, supported_activities
 
     wanted = [getattr(ProfilerActivity, name) for name in activities if name != "CUDA" or machine.cuda_devices()]
     if "acc_events" in inspect.signature(profile.__init__).parameters:
         options["acc_events"] = True  # without it the events of a cycle are dropped, and torch warns
-    return profile(activities=[a for a in wanted if a in supported_activities()], **options)
+    return profile(activities=[a for a in wanted if a in supported_activities()] or None, **options)
 
 
 def exported(finished: torch.profiler.profile) -> str:

@@ -60,12 +60,12 @@ class Profiled:
         low, high = sorted(self.plain_s)
         if self.distortion > LIMIT:
             return (
-                f"the profiler slows this loop x{self.distortion:.2g}: gaps in this trace are partly its own; "
+                f"the profiler slows this loop {_times(self.distortion)}: gaps in this trace are partly its own; "
                 "trust kernel times and counts, not gaps."
             )
         if high > LIMIT * low:
             return (
-                f"the steps without the profiler differ by x{high / low:.2g} before and after it: whether the "
+                f"the steps without the profiler differ by {_times(high / low)} before and after it: whether the "
                 "profiler slows this loop cannot be told; measure again on a quieter machine."
             )
         return ""
@@ -119,10 +119,14 @@ class Profiled:
 
     def __str__(self):
         said = self.distrust or "the profiler hardly slows this loop, so that gaps in this trace are its own."
-        return f"{self.recorded} steps, profiled over plain x{self.distortion:.2f}: {said}"
+        return f"{self.recorded} steps, profiled over plain {_times(self.distortion)}: {said}"
 
     def _repr_html_(self):
         return f"<p>{self}</p>"
+
+
+def _times(factor: float) -> str:
+    return f"x{factor:.2f}" if factor < 10 else f"x{factor:,.0f}"
 
 
 def profiled(step: Callable[[], object], steps: int = 5, warmup: int = 3, memory: bool = False) -> Profiled:
