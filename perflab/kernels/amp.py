@@ -12,10 +12,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perflab.bench import machine
 from perflab.bench.units import quantity
 from perflab.errors import PerflabError
 
-from . import work
+from . import given, work
 
 LOW = (torch.bfloat16, torch.float16)
 
@@ -145,14 +146,16 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
     `call` is a model or a function, its inputs in float32. `device` is that of the inputs or parameters
     unless given. Random numbers are drawn three times. Raises PerflabError for what cannot be audited.
     """
-    if not callable(call):
-        raise PerflabError(f"audit needs a model or a function, not {type(call).__name__}: audit(model, x).")
-    if dtype not in LOW:
-        raise PerflabError(f"autocast casts to bfloat16 or float16, not to {_plain(dtype)}: dtype=torch.bfloat16.")
+    given.check("audit", call, inputs)
+    _castable(dtype)
     parameters = _parameters(call)
     if any(p.dtype in LOW for p in parameters):
         raise PerflabError("The model's parameters are 16-bit already: give autocast a float32 model, without .to().")
-    device = device or next((t.device.type for t in [*work.tensors(inputs), *parameters]), "cpu")
+    device = str(device or next((t.device.type for t in [*work.tensors(inputs), *parameters]), "cpu")).split(":")[0]
+    if why := None if device == "cpu" else machine.missing("cuda") if device == "cuda" else "it knows cpu and cuda":
+        raise PerflabError(f"audit cannot look at autocast on {device}: {why}.")
+    if torch.is_autocast_enabled(device):
+        raise PerflabError("audit turns autocast on by itself: call it outside of torch.autocast.")
     plain, plain_saved, _ = _seen(call, inputs, parameters, contextlib.nullcontext())
     cached, saved, inside = _seen(call, inputs, parameters, torch.autocast(device, dtype))
     uncached, *_ = _seen(call, inputs, parameters, torch.autocast(device, dtype, cache_enabled=False))
@@ -172,6 +175,11 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
         CPU_NOTE if device == "cpu" else "",
         (_floats(parameters), inside[1]),
     )
+
+
+def _castable(dtype):
+    if dtype not in LOW:
+        raise PerflabError(f"autocast casts to bfloat16 or float16, not to {_plain(dtype)}: dtype=torch.bfloat16.")
 
 
 def _parameters(call) -> list[torch.Tensor]:
@@ -214,14 +222,20 @@ def _saved(parameters) -> Iterator[_Saved]:
 def after_a_step(model: torch.nn.Module, *inputs, dtype: torch.dtype | None = None) -> dict[str, float | str]:
     """Columns for `observe`: dtype and bytes of parameters, gradients and AdamW's state after one step.
 
-    Runs a copy of the model; under autocast to `dtype`, or without where that is None.
+    Runs a copy of the model; under autocast to `dtype`, or without where that is None. Raises PerflabError for
+    a model that no step could train.
     """
+    given.check("after_a_step", model, inputs)
+    if not any(p.requires_grad for p in _parameters(model)):
+        raise PerflabError("after_a_step needs a model with parameters to train: this has none.")
+    if dtype is not None:
+        _castable(dtype)
     mine = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(mine.parameters())
     device = next(mine.parameters()).device.type
     region = contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype)
     with region:
-        loss = mine(*inputs).float().pow(2).mean()
+        loss = sum(t.float().pow(2).mean() for t in work.tensors(mine(*inputs)))
     loss.backward()
     optimizer.step()
     parts = {

@@ -4,10 +4,10 @@ A capture that fails may spoil its process, so it is refused before: the call ru
 is looked at. Nothing here captures in this process.
 """
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -19,7 +19,18 @@ from perflab.bench.elsewhere import fresh
 from perflab.bench.job import Job, Plan
 from perflab.errors import PerflabError
 
-from .place import Place, own_place, stack
+from . import given, syncs
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the caller's own code. `str()` gives "train.py, line 27", or "cell, line 5" in a notebook."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return syncs.place(self.file, self.line)
 
 
 @dataclass(frozen=True)
@@ -121,9 +132,8 @@ class Watch(TorchDispatchMode):
         self._functions = _Functions(self)
 
     def forbid(self, why: str, operator: str = ""):
-        place = own_place(stack(sys._getframe(1)))
-        if not place.line:  # a backward pass runs in a thread of autograd's
-            place = own_place(stack(sys._current_frames().get(self._thread)))
+        file, line = syncs.where(self._thread)
+        place = Place(Path(file).name, line)
         operator = operator or _SAID.get(self.function, self.function)
         if not any(f.place == place and f.operator == operator for f in self.found):
             self.found.append(Forbidden(operator, why, place))
@@ -227,29 +237,24 @@ def forbids(call: Callable, *inputs) -> list[Forbidden]:
     compiled runs eager. An empty list does not promise a capture: a library may refuse what no operator
     shows. An error of the call itself is raised as it is.
     """
+    given.check("forbids", call, inputs)
     (watch,) = _watched(call, inputs, 1)
     return watch.found
-
-
-def shapes_differ(inputs, others) -> list[str]:
-    """In words, which inputs have another shape in a later call: a graph has one shape."""
-    said = []
-    for k, (a, b) in enumerate(zip(inputs, others, strict=False)):
-        if torch.is_tensor(a) and torch.is_tensor(b) and a.shape != b.shape:
-            before, after = tuple(a.shape), tuple(b.shape)
-            said.append(f"input {k} changes its shape from {before} to {after}: pad it, or capture one graph per shape")
-    return said
 
 
 def why_not(call: Callable, *inputs, later: Sequence[Sequence] = ()) -> Capturable:
     """Whether `call(*inputs)` can be captured, and if not, what forbids it: operator, file and line.
 
     Runs the call three times here, on clones, and compares operators and sizes of the last two; `later` are
-    inputs of calls to come, whose shapes must be the same. Where CUDA is, and nothing was found, it is also
-    captured in a process of its own, which may fail without harm.
+    inputs of calls to come, a tuple a call, which must be of the same shapes and types. Where CUDA is, and
+    nothing was found, it is also captured in a process of its own, which may fail without harm.
     """
+    given.check("why_not", call, inputs)
+    if not all(isinstance(others, tuple | list) for others in later):
+        raise PerflabError("later takes the inputs of each call to come, in a tuple: why_not(call, x, later=[(y,)]).")
     first, second = _watched(call, inputs, 2)
-    changes = [word for others in later for word in shapes_differ(inputs, others)]
+    names = given.names_of(call, len(inputs))
+    changes = [word for others in later for word in given.misfits(inputs, others, names)]
     if first.seen != second.seen:
         k = next((k for k, pair in enumerate(zip(first.seen, second.seen, strict=False)) if len(set(pair)) > 1), -1)
         changes.append(f"two calls differ: {first.seen[k][0]} is not the same operator or size in the second")

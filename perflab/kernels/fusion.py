@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from perflab.bench import closing, machine, timing
 from perflab.errors import PerflabError
 
+from . import given
 from .tracing import Break, Recompiles, Seen, anew, breaks, forget_sizes, quiet, recompiles
 
 __all__ = ["Break", "Compiled", "Recompiles", "break_even", "breaks", "compiled", "modes", "options", "recompiles"]
@@ -114,7 +115,7 @@ def options(mode: str | None = None) -> dict[str, object]:
     from torch._inductor import list_mode_options
 
     known = list_mode_options()
-    if mode is not None and mode not in known:
+    if mode is not None and mode not in list(known):
         raise PerflabError(f"mode={mode!r} is unknown to torch.compile: use one of {', '.join(known)}.")
     return dict(known[mode]) if mode else {}
 
@@ -142,6 +143,7 @@ def compiled(call: Callable, *inputs, mode: str | None = None) -> Compiled:
     call with other sizes compiles into a cache of its own as well.
     Raises PerflabError where a compiler is missing, and the error of the call itself as it is.
     """
+    given.check("compiled", call, inputs)
     changed = options(mode)
     device = next((x.device.type for x in inputs if torch.is_tensor(x)), machine.device())
     start_s = _started(device)
@@ -179,11 +181,32 @@ def _started(device: str) -> float:
     return time.perf_counter() - began
 
 
+def _folder() -> str:
+    try:
+        return tempfile.mkdtemp(prefix="perflab-compile-")
+    except OSError as e:
+        said = f"torch.compile needs a folder for its files ({e.strerror or e}): set TMPDIR to one with room."
+        raise PerflabError(said) from None
+
+
+@contextlib.contextmanager
+def _shortly() -> Iterator[None]:
+    """What a compiler that fails prints, pages of it, in the one line that tells."""
+    try:
+        yield
+    except Exception as e:
+        if not type(e).__module__.startswith("torch._inductor"):
+            raise
+        lines = [line.strip() for line in str(e).splitlines() if line.strip()] or [type(e).__name__]
+        told = next((line for line in lines if "error:" in line), lines[0])
+        raise PerflabError(f"The compiler failed ({told[:200]}): mend it, or go on without torch.compile.") from None
+
+
 def _find_instructions():
     """Import the compiler, and let it try which vector instructions the processor has."""
-    folder = tempfile.mkdtemp(prefix="perflab-compile-")
+    folder = _folder()
     try:
-        with quiet(Seen(None)), _own_cache(folder):
+        with quiet(Seen(None)), _own_cache(folder), _shortly():
             from torch._inductor import compile_fx, cpu_vec_isa  # noqa: F401
 
             cpu_vec_isa.pick_vec_isa()
@@ -193,7 +216,7 @@ def _find_instructions():
 
 def _compile(call: Callable, inputs, changed: dict) -> tuple[Callable, float, int, Seen]:
     """The compiled call, seconds until it was warm, kernels generated, and what was seen."""
-    folder = tempfile.mkdtemp(prefix="perflab-compile-")
+    folder = _folder()
     first = True
 
     def compiler(seen: Seen, graph, examples):
@@ -214,7 +237,7 @@ def _compile(call: Callable, inputs, changed: dict) -> tuple[Callable, float, in
         forget_sizes()
         before = metrics.generated_kernel_count
         try:
-            with _own_cache(folder):
+            with _own_cache(folder), _shortly():
                 compile_s = _warm(ready, inputs, 3 if changed.get("triton.cudagraphs") else 1)
                 kernels = metrics.generated_kernel_count - before
                 _warm(ready, inputs, 2)
@@ -239,4 +262,5 @@ def _warm(ready: Callable, inputs, calls: int) -> float:
 
 def break_even(compile_s: float, before_s: float, after_s: float) -> float:
     """How many calls it takes until compiling has paid; infinite where a call gains nothing."""
-    return math.ceil(compile_s / (before_s - after_s)) if before_s > after_s else math.inf
+    calls = compile_s / (before_s - after_s) if before_s > after_s else math.inf
+    return math.ceil(calls) if math.isfinite(calls) else calls

@@ -48,7 +48,9 @@ def read(path: Path) -> dict[str, Gpu]:
     """Cards from a TOML file. Raises PerflabError, with the card and the field, for what cannot be right."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf8"))["gpu"]
-    except (OSError, tomllib.TOMLDecodeError, KeyError) as e:
+        if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+            raise ValueError("each card stands under [[gpu]]")
+    except (OSError, ValueError, KeyError) as e:
         raise PerflabError(f"{path.name} cannot be read ({e}): take it back from git.") from None
     cards = [_card(path.name, table) for table in tables]
     taken: dict[str, str] = {}
@@ -66,6 +68,12 @@ def _card(file: str, table: Mapping) -> Gpu:
         return PerflabError(f"{file}, {name}: {what}.")
 
     needed = {"name", "names", "capability", "bandwidth", "peak", "source"}
+    texts = [table.get("name", "x"), table.get("capability", "1.0"), table.get("source", "x")]
+    names = table.get("names", ["x"])
+    if not isinstance(names, list) or not all(isinstance(x, str) for x in [*texts, *names]):
+        raise wrong("name, capability and source are texts, names a list of them")
+    if not isinstance(table.get("peak", {"fp32": 1}), Mapping) or table.get("peak") == {}:
+        raise wrong("peak is a table of formats, such as { fp32 = 19.5 }")
     if lacks := sorted(needed - set(table)):
         raise wrong(f"{', '.join(lacks)} must be given")
     if strange := sorted(set(table) - needed - {"sms", "memory", "l2"}):
@@ -73,9 +81,13 @@ def _card(file: str, table: Mapping) -> Gpu:
     if strange := sorted(set(table["peak"]) - set(FORMATS)):
         raise wrong(f"the formats are {', '.join(FORMATS)}, and not {', '.join(strange)}")
     figures = {key: table[key] for key in ("bandwidth", "sms", "memory", "l2") if key in table} | table["peak"]
-    if bad := [key for key, x in figures.items() if isinstance(x, bool) or not isinstance(x, int | float) or x <= 0]:
+    if bad := [
+        key
+        for key, x in figures.items()
+        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf
+    ]:
         raise wrong(f"{', '.join(bad)} must be a number above zero")
-    if not re.fullmatch(r"\d+\.\d", str(table["capability"])) or len(str(table["source"])) < 10:
+    if not re.fullmatch(r"\d+\.\d", table["capability"]) or len(table["source"]) < 10:
         raise wrong('the capability is written as "9.0", and the source names a document')
     return Gpu(
         name,

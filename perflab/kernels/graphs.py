@@ -7,7 +7,6 @@ shapes, since copy_ broadcasts in silence; and its outputs are copied out, since
 import contextlib
 import copy
 import functools
-import inspect
 from collections.abc import Callable
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from perflab.bench import machine
 from perflab.errors import PerflabError
 
+from . import given
 from .capturable import Capturable, Forbidden, apart, copied, first_line, forbids, why_not
 
 __all__ = ["Capturable", "Forbidden", "Graph", "capture", "capture_step", "forbids", "listing", "why_not"]
@@ -34,7 +34,7 @@ class Graph:
 
     def __init__(self, call: Callable, graph: torch.cuda.CUDAGraph, inputs: tuple, outputs):
         self._graph, self.inputs, self.outputs = graph, inputs, outputs
-        self._names = _names(call, len(inputs))
+        self._names = given.names_of(call, len(inputs))
 
     def __call__(self, *inputs):
         self._fits(inputs)
@@ -67,45 +67,8 @@ class Graph:
     def _fits(self, inputs):
         if self._graph is None:
             raise PerflabError("This graph is closed: capture it again.")
-        if len(inputs) != len(self.inputs):
-            raise PerflabError(f"This graph was captured for {len(self.inputs)} inputs and got {len(inputs)}.")
-        for name, static, new in zip(self._names, self.inputs, inputs, strict=True):
-            (old_parts, old_tree), (new_parts, new_tree) = tree_flatten(static), tree_flatten(new)
-            if old_tree != new_tree:
-                raise PerflabError(f"{name} is built otherwise than when it was captured: give it the same containers.")
-            for a, b in zip(old_parts, new_parts, strict=True):
-                if why := _misfit(a, b):
-                    raise PerflabError(f"{name} {why}.")
-
-
-def _misfit(old, new) -> str:
-    """Why a graph that was captured with `old` cannot take `new`, or ""."""
-    if not torch.is_tensor(old):
-        if torch.is_tensor(new) or old != new:
-            return f"was {old!r} when it was captured and is {new!r}: a graph keeps what is no tensor; pass a tensor"
-        return ""
-    if not torch.is_tensor(new):
-        return f"was a tensor when it was captured and is {type(new).__name__}"
-    if old.shape != new.shape:
-        return (
-            f"has shape {tuple(new.shape)} and was captured with {tuple(old.shape)}: "
-            "pad it, or capture one graph per shape"
-        )
-    if old.dtype != new.dtype:
-        return f"is {new.dtype} and was captured as {old.dtype}: convert it before"
-    if old.device != new.device:
-        return f"is on {new.device} and was captured on {old.device}: move it before"
-    return ""
-
-
-def _names(call: Callable, count: int) -> list[str]:
-    try:
-        named = list(inspect.signature(getattr(call, "forward", call)).parameters.values())
-    except (TypeError, ValueError):
-        named = []
-    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    words = [f"Input {p.name}" for p in named if p.kind in plain]
-    return [words[k] if k < len(words) else f"Input {k}" for k in range(count)]
+        if why := next(given.misfits(self.inputs, inputs, self._names), ""):
+            raise PerflabError(f"{why[0].upper()}{why[1:]}.")
 
 
 def _ready_for(inputs):
@@ -183,6 +146,7 @@ def capture(call: Callable, *inputs) -> Graph:
     see `capture_step`, or torch.cuda.make_graphed_callables.
     Raises PerflabError where there is no CUDA device, and for what cannot be captured, with its line.
     """
+    given.check("capture", call, inputs)
     _ready_for(inputs)
     static = copied(inputs)
     graph, outputs = _capture(call, static)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perflab.bench import timing
+from perflab.bench import machine, timing
 from perflab.bench.timing import Samples, samples
 from perflab.errors import PerflabError
+
+from . import given
 
 # Words in a kernel's name that tell whose it is, and the name of its library. The first match counts: the kernels
 # of cuDNN and cuBLAS are often built with CUTLASS and carry both names.
@@ -64,8 +66,8 @@ def chain(
     `call(x, y)` returns a tensor (n,). Each operator needs the one before it. y lies between 0.25 and 0.75,
     so that the values stay near 1 however long the chain is. Raises PerflabError unless ops and n are positive.
     """
-    if ops < 1 or n < 1:
-        raise PerflabError(f"A chain of {ops} operators over {n} elements is none: both must be at least 1.")
+    if not all(isinstance(x, int) and x >= 1 for x in (ops, n)):
+        raise PerflabError(f"A chain of {ops} operators over {n} elements is none: both must be at least 1, and whole.")
 
     def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for k in range(ops):
@@ -122,6 +124,7 @@ def dispatched(call: Callable[[], object]) -> list[str]:
 
     Slow: count with it, never time in it. Code that torch.compile made is not looked into.
     """
+    given.check("dispatched", call)
     with _Seen() as seen:
         call()
     return seen.names
@@ -167,11 +170,12 @@ def family(kernel: str) -> str:
 
 
 def _events(call: Callable[[], object]) -> list:
-    from torch.profiler import ProfilerActivity, profile
-
+    given.check("kernels", call)
+    if why := machine.missing("cuda"):
+        raise PerflabError(f"Kernels are looked for on a CUDA device: {why}.")
     call()  # libraries load, and choose, in the first call
     timing.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
+    with timing.profiler() as seen:
         call()
         timing.synchronize()
     return sorted(seen.events(), key=lambda e: e.time_range.start)

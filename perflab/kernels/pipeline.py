@@ -1,5 +1,6 @@
 """The host that launches and the device that computes, on one time line. A model, not a measurement."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import ipywidgets as widgets
 
 from perflab.bench import machine
 from perflab.bench.result import Result
-from perflab.bench.units import digits
+from perflab.bench.units import digits, quantity
 from perflab.errors import PerflabError
 from perflab.show import style
 from perflab.show.explorer import Explorer
@@ -46,7 +47,8 @@ def predicted(ops: int, kernel_s: float, launch_s: float, synchronous: bool = Fa
     meanwhile: a period is the longer of the two. Synchronous, it waits for each kernel: a period is the sum.
     Raises PerflabError for no operator, or for times that are negative or both zero.
     """
-    if ops < 1 or min(kernel_s, launch_s) < 0 or kernel_s + launch_s <= 0:
+    times = kernel_s, launch_s
+    if not (isinstance(ops, int) and ops >= 1 and all(0 <= t < math.inf for t in times) and sum(times) > 0):
         raise PerflabError(
             f"No time line of {ops} operators with kernels of {kernel_s} s and launches of {launch_s} s: "
             "take at least one operator, and times above zero."
@@ -127,7 +129,7 @@ def explore_launch(points: Mapping[str, Point] | None = None) -> Explorer:
         ax.set_title(
             f"{ops} operators in {digits(1e3 * line.span_s)} ms: the device is busy {line.busy_share:.1%} of the time"
         )
-        return _caption(line, point)
+        return _caption(line, point, 1e-6 * kernel_us, 1e-6 * launch_us)
 
     explorer = Explorer(
         draw,
@@ -149,11 +151,15 @@ def explore_launch(points: Mapping[str, Point] | None = None) -> Explorer:
     return explorer
 
 
-def _caption(line: Timeline, point: Point | None) -> str:
+def _caption(line: Timeline, point: Point | None, kernel_s: float, launch_s: float) -> str:
     bound = 1 / line.busy_share if line.busy_share else float("inf")
     said = f"Without any cost of launching: at most {digits(bound)} times as fast."
     if point is None:
         return said
     if not point.busy_share > 0:
         return f"{said} At the chosen size nothing is measured here and nothing is recorded."
-    return f"{said} Measured {point.where} at the chosen size: the device is busy {point.busy_share:.1%} of the time."
+    said = f"{said} Measured {point.where} at the chosen size: the device is busy {point.busy_share:.1%} of the time."
+    if max(point.kernel_s - kernel_s, point.launch_s - launch_s) > 1e-7:  # a slider rounds, and ends somewhere
+        said += f" A kernel takes {quantity(point.kernel_s, 's')} there, a launch {quantity(point.launch_s, 's')}: "
+        said += "the sliders show less."
+    return said

@@ -152,7 +152,10 @@ def picture(
 
     lines: the points of one operator each, from its smallest to its largest size.
     """
+    if not here.peaks:
+        raise PerflabError(f"{here.name} has no arithmetic roof, and without one there is no roofline to draw.")
     fig, ax = style.figure(height=4.6)
+    beside = [other for other in beside if "fp32" in other.peaks]
     own = style.HERE if here.measured_here else style.RECORDED
     for other in beside:
         _roof(ax, other, ["fp32"], style.RECORDED, "-", named=False)

@@ -155,6 +155,8 @@ def multiplying(dtype: str, n: int) -> Callable[[], object]:
 
 def missing(dtype: str) -> str | None:
     """Why this machine has no roof for `dtype`, or None if it has."""
+    if dtype not in KINDS[1:]:
+        return f"{dtype} is no format here: use one of {', '.join(KINDS[1:])}"
     if not machine.cuda_devices():
         return None if dtype in ("fp32", "bf16") else f"{dtype} is left out on a processor"
     capability = torch.cuda.get_device_capability()

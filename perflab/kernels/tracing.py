@@ -10,14 +10,15 @@ import logging
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from perflab.errors import PerflabError
 
-from .place import Place, own_place
+from . import given, syncs
 
 _LOUD = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._logging", "torch.fx")
 _BREAKS_LOG = "torch._dynamo.symbolic_convert.__graph_breaks"
@@ -33,7 +34,7 @@ class Break:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.operator} ({Place(self.file, self.line)}): {self.cause}"
+        return f"{self.operator} ({syncs.place(self.file, self.line)}): {self.cause}"
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,14 @@ class Recompiles:
     @property
     def eager(self) -> bool:
         """Does the last call run eager, because the limit of graphs for one function was reached?"""
-        return self.how[-1] == "eager"
+        return self.how[-1] == "eager" and self.graphs >= self.limit
 
     def __str__(self) -> str:
-        lines = [f"{self.graphs} graph{'s' * (self.graphs != 1)} for {len(self.how)} calls", *map(str, self.failed)]
+        calls = len(self.how)
+        lines = [f"{self.graphs} graph{'s' * (self.graphs != 1)} for {calls} call{'s' * (calls != 1)}"]
+        lines += map(str, self.failed)
+        if not self.graphs:
+            lines.append("nothing of it is compiled: it runs no operator that the compiler sees")
         if self.eager:
             lines.append(f"the limit of {self.limit} graphs is reached: now running eager")
         return "\n".join(lines)
@@ -88,11 +93,13 @@ class Seen:
 
     def broke(self, reason: str, frames: list[tuple[str, int]]):
         """Note a break, whose (path, line) frames stand outermost first."""
-        place = own_place(frames)
+        own = next((frame for frame in reversed(frames) if syncs.is_own(frame[0])), ("", 0))
+        file, line, _ = syncs.named(*own)
+        file = Path(file).name
         if any(path == logging.__file__ for path, _ in frames):
             reason = "logging.Logger"
-        if not any((b.file, b.line) == (place.file, place.line) for b in self.breaks):
-            self.breaks.append(Break(*_in_words(reason), place.file, place.line))
+        if not any((b.file, b.line) == (file, line) for b in self.breaks):
+            self.breaks.append(Break(*_in_words(reason), file, line))
 
 
 def _counted(seen: Seen, graph, inputs):
@@ -194,6 +201,7 @@ def forget_sizes():
 
 def breaks(call: Callable, *inputs) -> tuple[Break, ...]:
     """Where compiling `call(*inputs)` stops and goes on anew: operator, cause, file and line. Needs no compiler."""
+    given.check("breaks", call, inputs)
     seen = Seen(_counted)
     with quiet(seen):
         torch.compile(anew(call), backend=seen)(*inputs)
@@ -206,23 +214,26 @@ def recompiles(call: Callable, inputs: Sequence[Sequence], dynamic: bool | None 
     inputs: one tuple of inputs a call. dynamic: as of torch.compile; False gives each size a graph of its
     own. Graphs run operator by operator, so that no compiler is needed.
     """
-    if not inputs:
-        raise PerflabError("recompiles needs the inputs of at least one call: [(x,), (y,)].")
-    import torch._dynamo
+    rows = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str | dict | torch.Tensor) else []
+    if not rows:
+        raise PerflabError("recompiles needs a list with the inputs of at least one call: [(x,), (y,)].")
+    rows = [row if isinstance(row, tuple | list) else (row,) for row in rows]
+    for args in rows:
+        given.check("recompiles", call, args)
+    from torch import _dynamo
 
     seen, guards, how, failed = Seen(_counted), [], [], []
     forget_sizes()
     with quiet(seen):
-        ready = torch._dynamo.optimize(seen, dynamic=dynamic, guard_fail_fn=guards.append)(anew(call))
-        for k, given in enumerate(inputs):
-            args = given if isinstance(given, tuple | list) else (given,)
+        ready = _dynamo.optimize(seen, dynamic=dynamic, guard_fail_fn=guards.append)(anew(call))
+        for k, args in enumerate(rows):
             had, ran = seen.graphs, seen.runs
             guards.clear()
             ready(*args)
             how.append("compiled" if seen.graphs > had else "reused" if seen.runs > ran else "eager")
             if guards and how[-1] != "reused":
                 failed.append(_guard(k, [str(g.reason) for g in guards], call, args))
-    return Recompiles(seen.graphs, tuple(how), tuple(failed), torch._dynamo.config.recompile_limit)
+    return Recompiles(seen.graphs, tuple(how), tuple(failed), _dynamo.config.recompile_limit)
 
 
 def _guard(k: int, reasons: list[str], call: Callable, args) -> Guard:
@@ -236,12 +247,12 @@ def _guard(k: int, reasons: list[str], call: Callable, args) -> Guard:
         name = _short(match[1])
         now = _values(call, args).get(name)
         return Guard(k, name, match[2], repr(now) if isinstance(now, int | float | str | bool) else "")
-    return Guard(k, "what held", text, "")
+    return Guard(k, "the condition", _short(text), "")
 
 
 def _short(name: str) -> str:
-    """L['x'] as x."""
-    return re.sub(r"^L\['(\w+)'\]", r"\1", name)
+    """L['x'] as x, and so is a global name."""
+    return re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
 
 
 def _values(call: Callable, args) -> dict[str, object]:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from perflab.bench.units import digits, quantity
 from perflab.errors import PerflabError
 
-from . import arithmetic
+from . import arithmetic, given
 
 _ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize", "set"}
 _OVERWRITES = {"copy", "fill", "zero", "normal", "uniform", "bernoulli", "random", "exponential", "set"}
@@ -103,8 +103,7 @@ def counted(call: Callable, *inputs, **options) -> Work:
     that torch.compile made runs eager for the time of the count. A step that changes parameters does change
     them. Raises PerflabError where no operator was seen, as inside a CUDA graph.
     """
-    if not callable(call):
-        raise PerflabError(f"counted needs a function or a model, not {type(call).__name__}: counted(model, x).")
+    given.check("counted", call, inputs, options)
     traffic = Traffic()
     products = flop_counter.FlopCounterMode(display=False, custom_mapping=_missing_formulas())
     with _eager(), traffic, products:
@@ -149,8 +148,6 @@ def _eager() -> Iterator[None]:
 
 def distinct_bytes(t: torch.Tensor) -> int:
     """Bytes of memory that a tensor addresses: an expanded dimension counts once, overlapping windows once."""
-    if t.layout is not torch.strided:
-        return t.numel() * t.element_size()
     dimensions = _dimensions(t)
     span = 1 + sum((size - 1) * step for step, size in dimensions)
     return min(math.prod(size for _, size in dimensions), span) * t.element_size() if t.numel() else 0
@@ -167,6 +164,9 @@ def _dimensions(t: torch.Tensor) -> tuple[tuple[int, int], ...]:
 
 
 def _storage(t: torch.Tensor) -> int:
+    if t.layout is not torch.strided or t.is_nested:
+        kind = "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
+        raise PerflabError(f"The bytes of a {kind} tensor are not known here: take the part with dense tensors alone.")
     return t.untyped_storage()._cdata
 
 
@@ -222,6 +222,8 @@ class Traffic(TorchDispatchMode):
             put = max((t.nbytes for t in inputs[1:]), default=0)
             writes = {view: min(n, put) for view, n in writes.items()}
         flops = 0
+        if any(t.is_complex() for t in [*inputs, *outputs]):
+            self._without[f"{name} of complex numbers"] += 1
         if arithmetic.floating([*inputs, *outputs]):
             found = arithmetic.flops_of(name, args, kwargs, outputs)
             flops = found or 0

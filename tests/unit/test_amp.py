@@ -111,10 +111,17 @@ def test_rows_are_an_operator_each_with_its_dtypes():
 @pytest.mark.parametrize(
     ("call", "word"),
     [
-        (lambda: amp.audit(7), "a model or a function"),
+        (lambda: amp.audit(7), "a function or a model"),
         (lambda: amp.audit(mlp(), torch.randn(1, 64), dtype=torch.float64), "bfloat16 or float16"),
         (lambda: amp.audit(mlp().to(BF16), torch.randn(1, 64)), "16-bit already"),
         (lambda: amp.audit(lambda: None), "no operator"),
+        (lambda: amp.audit(nn.Linear, torch.randn(1)), "is a class"),
+        (lambda: amp.audit(mlp(), torch.randn(1, 64), device="gpu"), "on gpu: it knows cpu and cuda"),
+        (lambda: torch.autocast("cpu", BF16)(amp.audit)(mlp(), torch.randn(1, 64)), "outside of torch.autocast"),
+        (lambda: amp.after_a_step(nn.ReLU(), torch.randn(1)), "parameters to train"),
+        (lambda: amp.after_a_step(mlp().requires_grad_(False), torch.randn(1, 64)), "parameters to train"),
+        (lambda: amp.after_a_step(7, torch.randn(1)), "not int"),
+        (lambda: amp.after_a_step(mlp(), torch.randn(1, 64), dtype="bf16"), "not to bf16"),
     ],
 )
 def test_a_wrong_call_is_one_sentence(call, word):

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from perflab import PerflabError
 from perflab.bench import machine
-from perflab.kernels import capturable, graphs
+from perflab.kernels import capturable, graphs, tracing, work
 
 needs_no_cuda = pytest.mark.skipif(machine.cuda_devices() > 0, reason="says what a machine without CUDA hears")
 X = torch.tensor([1.0, -2.0, 3.0, -4.0])
@@ -264,6 +265,53 @@ def test_a_shape_to_come_is_said_with_both_shapes():
     assert not seen
     (said,) = seen.changes
     assert "(8, 4)" in said and "(3, 4)" in said and "pad" in said
+
+
+def scaled(d, by):
+    return d["x"] * by
+
+
+@pytest.mark.parametrize(
+    ("others", "word"),
+    [
+        (({"x": torch.ones(9)}, 2), r"Input d has shape \(9,\)"),
+        (({"x": X.double()}, 2), "Input d is torch.float64"),
+        (({"x": X}, 3), "Input by was 2"),
+        (({"y": X}, 2), "Input d is built otherwise"),
+        (({"x": X},), "for 2 inputs cannot take 1"),
+    ],
+)
+def test_any_other_input_to_come_is_said_as_a_graph_would_say_it(others, word):
+    (said,) = capturable.why_not(scaled, {"x": X}, 2, later=[({"x": X}, 2), others]).changes
+    assert re.search(word, said)
+
+
+@pytest.mark.parametrize("later", [[3], [X], ["ab"]])
+def test_inputs_to_come_that_are_none_are_one_sentence(later):
+    with pytest.raises(PerflabError, match="later takes"):
+        capturable.why_not(chain, X, later=later)
+
+
+def generates(x):
+    yield x + 1
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (3, "not int"),
+        (None, "not NoneType"),
+        (nn.ReLU, r"a class: ReLU\(\.\.\.\)"),
+        (generates, "generator"),
+        (lambda: 1, "with 1 input: too many"),
+        (lambda x, y: 1, "missing a required argument: 'y'"),
+    ],
+)
+@pytest.mark.parametrize("ask", [capturable.why_not, capturable.forbids, graphs.capture, tracing.breaks, work.counted])
+def test_what_cannot_be_called_with_its_inputs_is_one_sentence(ask, call, word):
+    with pytest.raises(PerflabError, match=word) as caught:
+        ask(call, X)
+    assert str(caught.value).startswith(ask.__name__)
 
 
 @needs_no_cuda

@@ -143,6 +143,17 @@ def test_an_unknown_card_and_none_are_one_sentence_and_no_error():
         ("memory = 24", "ram = 24", "ram is no field"),
         ('capability = "8.9"', 'capability = "Ada"', "capability"),
         ('source = "A datasheet"', 'source = ""', "document"),
+        ('source = "A datasheet"', 'source = ["A datasheet"]', "texts"),
+        ('name = "L4"', "name = 4", "texts"),
+        ('capability = "8.9"', "capability = 8.9", "texts"),
+        ('names = ["L4"]', 'names = "L4"', "a list of them"),
+        ('names = ["L4"]', "names = [4]", "a list of them"),
+        ("peak = { fp32 = 30.3 }", "peak = 30.3", "table of formats"),
+        ("peak = { fp32 = 30.3 }", "peak = {}", "table of formats"),
+        ("bandwidth = 300", "bandwidth = nan", "above zero"),
+        ("bandwidth = 300", "bandwidth = inf", "above zero"),
+        ("[[gpu]]", "[gpu]", "take it back"),
+        ("[[gpu]]", "gpu = [3]\n[other]", "take it back"),
         ("[[gpu]]", "[[gpu", "take it back"),
         ("[[gpu]]", "[[card]]", "take it back"),
     ],
@@ -341,6 +352,16 @@ def test_a_roof_is_the_best_that_was_seen():
 # -- measured roofs
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """One thread, and a copy of 128 MiB: what is compared is compared at that size on both sides."""
+    monkeypatch.setattr(roofs, "cpu_cache_bytes", lambda: 2**20)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two would wait for each other on a busy machine
+    yield
+    torch.set_num_threads(threads)
+
+
 def roof_result(**seconds):
     samples = {kind: [(r, [s * (1 + r / 100)]) for r in range(8)] for kind, s in seconds.items()}
     done = {kind: 2.0 * 2**30 if kind == "copy" else 2.0 * 8192**3 for kind in seconds}
@@ -386,7 +407,7 @@ def test_calls_in_a_row_take_what_one_takes():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device's own tests do this where there is one")
-def test_the_roofs_of_a_processor_are_those_of_a_plain_loop(note):
+def test_the_roofs_of_a_processor_are_those_of_a_plain_loop(small, note):
     n = roofs.side("fp32")
     a, b, out = (torch.randn(n, n) for _ in range(3))
     x, to = torch.randn(roofs.copy_bytes() // 4), torch.zeros(roofs.copy_bytes() // 4)
@@ -403,13 +424,21 @@ def test_the_roofs_of_a_processor_are_those_of_a_plain_loop(note):
         assert ratio.within(0.67, 1.5).state != NOT
 
 
-def test_the_measurement_has_a_row_for_every_format_and_says_what_is_left_out():
+def test_the_measurement_has_a_row_for_every_format_and_says_what_is_left_out(small):
     seen = roofs.measure(study="t.roofs", kinds=("copy", "fp32", "fp8"), budget_s=0.1)
     if not torch.cuda.is_available():
         assert seen.reasons == {"fp8": "prepare: fp8 is left out on a processor"}
     assert roofs.of(seen).bytes_per_s > 1e8 and roofs.of(seen).peaks["fp32"] > 1e8
+
+
+def test_the_cache_is_that_of_this_machine_or_not_known():
     cache = roofs.device()["cache"]["cache_bytes"]
     assert math.isnan(cache) or 2**15 <= cache < 2**34
+
+
+def test_a_format_that_is_none_names_those_that_are():
+    with pytest.raises(PerflabError, match="int4 is no format here: use one of fp32"):
+        roofs.multiplying("int4", 4)
 
 
 # -- the picture and the explorer
@@ -434,6 +463,10 @@ def test_the_names_in_the_picture_do_not_overlap(monkeypatch):
 def test_the_picture_needs_no_points_and_no_sheet():
     picture = roofline.picture(roofs.Roofs("this machine", 1e10, {"fp32": 1e11, "bf16": 1e9}))
     assert "points" not in picture.alt
+    beside = roofline.picture(H200, beside=[roofs.Roofs("no fp32", 1e11, {"bf16": 1e12})])
+    assert beside.data[:4] == b"\x89PNG"
+    with pytest.raises(PerflabError, match="no arithmetic roof"):
+        roofline.picture(roofs.Roofs("this machine", 1e10, {}))
 
 
 def test_the_explorer_draws_at_choices_all_along_its_lists():
@@ -521,14 +554,14 @@ def test_the_regimes_are_compared_with_what_the_machine_does(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_reference_answer_is_never_called_wrong_here(note):
+def test_the_reference_answer_is_never_called_wrong_here(small, note):
     outcome = question("05.1").check(eval(question("05.1").problem.solution))
     note(f"05.1 here: {outcome}")
     assert outcome.state in ("Correct", "CANNOT TELL")
 
 
 @pytest.mark.slow
-def test_regimes_agree_with_twice_the_rows_on_this_machine(note):
+def test_regimes_agree_with_twice_the_rows_on_this_machine(small, note):
     """The large and the small sizes of all five operators; a busy machine may leave a few marks to chance."""
     tensors = operators.Tensors()
     cases = {k: c for k, c in operators.grid().items() if c.size != "medium" and c.change != CHANGES[2]}

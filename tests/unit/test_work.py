@@ -261,10 +261,28 @@ def test_the_call_runs_once_and_an_error_is_its_own():
     assert counted(torch.add, torch.ones(1), 1).calls == 1  # and no mode is left behind
 
 
+def as_nested(x):
+    return torch.nested.nested_tensor(list(x))
+
+
 @pytest.mark.parametrize(("call", "word"), [(7, "function or a model"), (lambda: 3, "no operator")])
 def test_what_cannot_be_counted_is_one_sentence(call, word):
     with pytest.raises(PerflabError, match=word):
         counted(call)
+
+
+@pytest.mark.parametrize("made", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, as_nested])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensors_that_are_not_dense_are_one_sentence(made):
+    with pytest.raises(PerflabError, match=r"bytes of a (sparse_\w+|nested) tensor are not known"):
+        counted(lambda x: x * 2, made(torch.eye(3)))
+
+
+def test_complex_numbers_are_not_said_to_cost_nothing():
+    z = torch.ones(4, 4, dtype=torch.complex64)
+    for call in (lambda: z * z, lambda: z @ z):
+        (said,) = counted(call).unknown
+        assert "of complex numbers" in said
 
 
 @pytest.mark.slow

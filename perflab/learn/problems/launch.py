@@ -90,12 +90,23 @@ def _timed(answer, device: str) -> Outcome:
     both, threads = {"heads": heads, "yours": answer}, torch.get_num_threads()
     torch.set_num_threads(1)  # operators this small gain nothing from a second, and would wait for a busy core
     try:
+        theirs, own = (min(timing.wall(lambda c=call: c(*inputs), blocks=2)[0]) for call in both.values())
+        if own > max(0.1, 5 * theirs):  # it would be timed for minutes
+            return Outcome(
+                INCORRECT, f"the numbers are right, but a call takes {own:.2g} s, and one of heads {theirs:.2g} s."
+            )
         seen = vary("model", both, lambda call: call(*inputs), study="04.exercise", budget_s=3)
     finally:
         torch.set_num_threads(threads)
     timing.synchronize()
     if "yours" in seen.reasons:
         return Outcome(INCORRECT, f"your function failed when it was timed: {seen.reasons['yours']}")
+    for x in inputs:
+        x.mul_(-1)
+    if not _close(answer(*inputs), heads(*inputs)):
+        return Outcome(
+            INCORRECT, "the same tensors with new numbers in them get the old result: it must calculate anew."
+        )
     gain = seen.ratio("heads", "yours")
     finding = gain.at_least(times)
     if finding.state == HOLDS:
