@@ -214,10 +214,5 @@ def _operators(trace) -> np.ndarray:
     return found
 
 
-def is_data(name: str) -> bool:
-    """Whether an annotation says that the loop takes its next batch: torch's own, or one called "data" or the like."""
-    return bool(_DATA.search(name))
-
-
 def matching(rule: re.Pattern, names: list[str]) -> np.ndarray:
     return np.array([bool(rule.search(name)) for name in names] or [False])

@@ -164,14 +164,9 @@ class Trace:
         ran = self.recording.device.correlation
         return int((~np.isin(self.recording.calls.correlation[self._launching], ran)).sum())
 
-    @property
-    def early(self) -> int:
-        """Kernels whose launch is not in the trace: it came before the recording began."""
-        return int(((self.events.kind == KERNEL) & self.is_early).sum())
-
     @functools.cached_property
     def is_early(self) -> np.ndarray:
-        """Per device event: its launch has a number below those of all calls in the trace."""
+        """Per device event: it was launched before the recording began, by a number below those of all its calls."""
         numbers = self.recording.calls.correlation
         first = numbers[numbers >= 0].min() if (numbers >= 0).any() else np.iinfo(np.int64).max
         return (self.call < 0) & (self.events.correlation < first)
@@ -296,7 +291,7 @@ def read(source, device: int | None = None) -> Trace:
         raise PerflabError(
             f"0 kernels recorded: {recording.source} has {recording.events:,} events, and none of a device. Profile "
             "with ProfilerActivity.CUDA on a machine with CUDA (under WSL the driver may give none), or look at "
-            "the host's part with perflab.kernels.host_view.host_view(...)."
+            "the host's part alone: prof.key_averages(), or the file in https://ui.perfetto.dev."
         )
     if device is None:
         spent = recording.device.end - recording.device.start

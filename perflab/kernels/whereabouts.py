@@ -57,14 +57,6 @@ class Nest:
             found = np.where(up, self.parent[found], found)
         return found
 
-    def own_time(self) -> np.ndarray:
-        """Nanoseconds of each event without those inside it."""
-        lasts = self.spans.end - self.spans.start
-        own = lasts.copy()
-        inner = self.parent >= 0
-        np.subtract.at(own, self.parent[inner], lasts[inner])
-        return np.maximum(own, 0)
-
 
 class Whereabouts:
     """The places of a recording. `main` is the thread of the steps, or else the one with most annotations or calls."""
