@@ -69,7 +69,7 @@ class Recompiles:
         lines = [f"{self.graphs} graph{'s' * (self.graphs != 1)} for {calls} call{'s' * (calls != 1)}"]
         lines += map(str, self.failed)
         if not self.graphs:
-            lines.append("nothing of it is compiled: it runs no operator that the compiler sees")
+            lines.append("nothing of it is compiled: in its first call the compiler saw no operator")
         if self.eager:
             lines.append(f"the limit of {self.limit} graphs is reached: now running eager")
         return "\n".join(lines)
@@ -123,7 +123,7 @@ _WORDS = [
     (r"graph_break\(\)", "graph_break()", "it asks for one"),
     (r"Dynamic shape operator.*?`aten\.(?P<op>\w+)", "", "the size of its result depends on the data"),
     (r"builtin operator `(?P<op>[\w.]+)`", "", "the compiler cannot look into it"),
-    (r"builtin `(?P<op>[\w.]+?)\.?`", "", "the compiler cannot look into it"),
+    (r"builtin `(?:<unknown module>\.)?(?P<op>[\w.]+?)\.?`", "", "the compiler cannot look into it"),
     (r"(?:qualname|method|function)[: `]+(?P<op>[\w.]+)", "", "the compiler cannot look into it"),
 ]
 
@@ -240,22 +240,29 @@ def _guard(k: int, reasons: list[str], call: Callable, args) -> Guard:
     """The guard of the newest graph, which was the last chance: "27/5: tensor 'x' size mismatch ..."."""
     newest = max(reasons, key=lambda r: int(m[1]) if (m := re.match(r"\d+/(\d+):", r)) else -1)
     text = re.sub(r"^\d+/\d+:\s*", "", newest.strip()).splitlines()[0].split("  #")[0].strip()
-    if match := re.match(r"tensor '(.+?)' (\w+) mismatch(?: at index (\d+))?\. expected (.+?), actual (.+)", text):
+    if match := re.match(
+        r"tensor '(.+?)' (\w+) mismatch(?: at index (\d+))?\. expected (?:\w+=)?(.+?)(?:, actual (.+))?$", text
+    ):
         name, what, index, before, now = match.groups()
-        return Guard(k, f"{what} of {_short(name)}" + (f" at dimension {index}" if index else ""), before, now)
+        where = f" at dimension {index}" if index else ""
+        return Guard(k, f"{what} of {_short(name, call)}{where}", before, now or "")
     if match := re.match(r"(.+?) == (.+)$", text):
-        name = _short(match[1])
+        name = _short(match[1], call)
         now = _values(call, args).get(name)
         return Guard(k, name, match[2], repr(now) if isinstance(now, int | float | str | bool) else "")
-    return Guard(k, "the condition", _short(text), "")
+    return Guard(k, "the condition", _short(text, call), "")
 
 
-def _short(name: str) -> str:
-    """L['x'] as x, and so is a global name."""
-    return re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
+def _short(name: str, call: Callable) -> str:
+    """L['x'] as x, and so is a global name; of a module (see `anew`) its inputs and attributes by their names."""
+    name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
+    if isinstance(call, types.FunctionType):
+        return name
+    name = re.sub(r"\binputs\[(\d+)\]", lambda m: given.names_of(call, int(m[1]) + 1)[-1].removeprefix("Input "), name)
+    return re.sub(r"\bcall\b", type(call).__name__, name)
 
 
 def _values(call: Callable, args) -> dict[str, object]:
     with contextlib.suppress(TypeError, ValueError):
-        return dict(inspect.signature(call).bind(*args).arguments)
+        return dict(inspect.signature(getattr(call, "forward", call)).bind(*args).arguments)
     return {}

@@ -4,6 +4,7 @@ import inspect
 import math
 import multiprocessing
 import os
+import random
 import signal
 import tempfile
 import time
@@ -332,6 +333,30 @@ def test_a_global_that_changed_is_named_as_it_is_written():
 
     seen = fusion.recompiles(grows, sizes(2)[:1] * 2)
     assert str(seen.failed[0]) == "call 1: the condition was not GROWN"
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x, scale):
+        self.calls += 1
+        return x * self.calls * scale
+
+
+def test_a_module_says_what_changed_by_the_names_of_its_source():
+    counting = fusion.recompiles(Counting(), [(torch.ones(3), 2.0)] * 3)
+    assert str(counting.failed[0]) == "call 1: Counting.calls was 0"
+    scales = fusion.recompiles(torch.nn.ReLU(), sizes(2))
+    assert str(scales.failed[0]) == "call 1: size of input at dimension 0 was 2, now it is 3"
+    graded = fusion.recompiles(clean_sum, [(torch.ones(3),), (torch.ones(3, requires_grad=True),)])
+    assert str(graded.failed[0]) == "call 1: requires_grad of x was 0"
+
+
+def test_a_method_of_no_module_is_named():
+    (found,) = fusion.breaks(lambda x: x * random.random(), torch.ones(3))
+    assert found.operator == "Random.random"
 
 
 GROWN = []
