@@ -11,12 +11,16 @@ from torch.utils._pytree import tree_flatten
 from perflab.errors import PerflabError
 
 
-def check(who: str, call: object, inputs: Sequence = (), options: Mapping = MappingProxyType({})):
-    """Raises PerflabError, on behalf of the function `who`, unless `call(*inputs, **options)` can run."""
+def check(who: str, call: object, inputs: Sequence | None = None, options: Mapping = MappingProxyType({})):
+    """Raises PerflabError, on behalf of the function `who`, unless `call(*inputs, **options)` can run.
+
+    Without inputs, `who` is one that takes a step of a loop, and calls it as it is.
+    """
+    way = f"{who}(lambda: step(batch))" if inputs is None else f"{who}(model, x)"
     if isinstance(call, type):
         raise PerflabError(f"{who} needs a function or a model, and {call.__name__} is a class: {call.__name__}(...).")
     if not callable(call):
-        raise PerflabError(f"{who} needs a function or a model, not {type(call).__name__}: {who}(model, x).")
+        raise PerflabError(f"{who} needs a function or a model, not {type(call).__name__}: {way}.")
     body = call.forward if isinstance(call, torch.nn.Module) else call
     if inspect.isgeneratorfunction(body) or inspect.iscoroutinefunction(body):
         raise PerflabError(
@@ -25,9 +29,10 @@ def check(who: str, call: object, inputs: Sequence = (), options: Mapping = Mapp
     with contextlib.suppress(ValueError):  # built-in functions do not tell their arguments
         signature = inspect.signature(body)
         try:
-            signature.bind(*inputs, **options)
+            signature.bind(*(inputs or ()), **options)
         except TypeError as e:
-            raise PerflabError(f"{who} calls it with {len(inputs)} input{'s' * (len(inputs) != 1)}: {e}.") from None
+            count = f"{len(inputs)} input{'s' * (len(inputs) != 1)}" if inputs else "no input"
+            raise PerflabError(f"{who} calls it with {count}: {e}; write {way}.") from None
 
 
 def misfits(inputs: Sequence, others: Sequence, names: Sequence[str]) -> Iterator[str]:

@@ -19,8 +19,8 @@ from perflab.bench import machine
 from perflab.bench.units import quantity
 from perflab.errors import PerflabError
 
-from . import syncs
-from .phases import FORWARD, PHASES, Phases, runnable
+from . import given, syncs
+from .phases import FORWARD, PHASES, Phases
 
 BEFORE = "before the first step"
 ENTRIES = 100_000  # of the allocator's history: unlimited is its own default, and takes minutes to read
@@ -101,7 +101,7 @@ def peak_step(step: Callable[[], object], steps: int = 3, device: str | None = N
     the CPU; what libraries take beside torch, on either.
     Raises PerflabError for bad arguments and where the steps allocate nothing.
     """
-    runnable(step, "peak_step")
+    given.check("peak_step", step)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise PerflabError(f"steps={steps!r} must be a whole number of at least 1.")
     device = device or machine.device()

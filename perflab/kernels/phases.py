@@ -1,35 +1,13 @@
 """The phases of a training step, told by torch's own doors while a loop runs that knows nothing of it."""
 
 import contextlib
-import inspect
 from collections.abc import Callable
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import optimizer
 
-from perflab.errors import PerflabError
-
 FORWARD, BACKWARD, OPTIMIZER, REST = PHASES = "forward", "backward", "optimizer", "rest"
-
-
-def runnable(step, called: str):
-    """Raises PerflabError, on behalf of the function `called`, unless `step()` would run a step."""
-    if not callable(step):
-        kind = type(step).__name__
-        raise PerflabError(f"{called} takes a function without arguments, not a {kind}: write lambda: step(batch).")
-    body = step.forward if isinstance(step, torch.nn.Module) else step
-    if inspect.isgeneratorfunction(body) or inspect.iscoroutinefunction(body):
-        raise PerflabError(
-            f"{called} calls step(), which only makes a generator or coroutine and runs nothing of it: "
-            "write lambda: next(loop), or a plain function."
-        )
-    with contextlib.suppress(ValueError):  # built-in functions do not tell their arguments
-        signature = inspect.signature(body)
-        try:
-            signature.bind()
-        except TypeError as e:
-            raise PerflabError(f"{called} calls step() without arguments ({e}): write lambda: step(batch).") from None
 
 
 class Phases:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .phases import runnable
+from . import given
 
 _TORCH = str(Path(torch.__file__).parent)
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
@@ -95,7 +95,7 @@ def host_syncs(step: Callable[[], object]) -> list[Sync]:
     all tensors are on the CPU, nothing waits: the lines are those that would on a device.
     Raises PerflabError when `step` cannot be called without arguments.
     """
-    runnable(step, "host_syncs")
+    given.check("host_syncs", step)
     step()
     seen = _Seen()
     with _second_witness(seen), _Operators(seen), _Calls(seen), _explicit(seen):
