@@ -296,9 +296,9 @@ def read(source, device: int | None = None) -> Trace:
     if device is None:
         spent = recording.device.end - recording.device.start
         device = int(max(numbers, key=lambda d: spent[recording.device.device == d].sum()))
-    elif device not in numbers:
+    elif not isinstance(device, int) or device not in numbers:
         raise PerflabError(
-            f"{recording.source} has no work of device {device}: it has device {', '.join(map(str, numbers))}."
+            f"{recording.source} has no work of device {device!r}: it has device {', '.join(map(str, numbers))}."
         )
     return Trace(recording, device)
 

@@ -681,8 +681,9 @@ def test_each_device_has_its_own_trace():
     assert fake.read().device == 1, "the one with most work"
     assert (fake.read(device=0).busy_ns, fake.read(device=1).busy_ns) == (15_000, 190_000)
     assert fake.read(device=0).lost == 0, "a kernel of another device is not lost"
-    with pytest.raises(PerflabError, match="no work of device 5: it has device 0, 1"):
-        fake.read(device=5)
+    for other in (5, "cuda", "0", [0]):
+        with pytest.raises(PerflabError, match=re.escape(f"no work of device {other!r}: it has device 0, 1")):
+            fake.read(device=other)
 
 
 def test_events_that_nobody_knows_are_passed_over():
