@@ -4,8 +4,10 @@ import functools
 import gzip
 import inspect
 import json
+import math
 import os
 import threading
+import warnings
 
 import nbformat
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from torch import nn
 
 from perflab import PerflabError, places, question
+from perflab.bench import timing
 from perflab.kernels import peak, profile, strip, syncs, trace
 from perflab.learn.problems import profiler as exercises
 
@@ -438,6 +441,15 @@ def test_python_frames_are_no_operators():
         products()
     names = {row["operator"] for row in profile._operators(seen)}
     assert "aten::mm" in names and not any("py(" in name or name.startswith("<") for name in names)
+
+
+def test_a_machine_without_a_device_has_no_busy_time_and_hears_nothing_of_it(capfd):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert math.isnan(timing.busy(products))
+    assert capfd.readouterr() == ("", "") and os.environ["KINETO_LOG_LEVEL"] == "99"
 
 
 def test_a_trace_without_a_device_says_that_it_has_no_kernels(seen):
