@@ -13,6 +13,9 @@ import sys
 
 import torch
 
+from perflab.bench import machine
+from perflab.errors import PerflabError
+
 THREADS = 128  # of each block of the kernel below
 PATIENCE_CYCLES = 20_000_000  # some ten milliseconds: a block that waits in vain must not hang the device
 TIMEOUT_S = 120
@@ -108,20 +111,27 @@ def meetings() -> dict[str, dict]:
 
 
 def _asked(what: str) -> dict:
-    """What a fresh process finds out. Raises RuntimeError with its last word where it dies."""
+    """What a fresh process finds out. Raises PerflabError with its last word where it dies or hangs."""
+    if why := machine.missing("cuda"):
+        raise PerflabError(f"The driver could not be asked: {why}.")
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    done = subprocess.run(
-        [sys.executable, "-m", "perflab.kernels.hierarchy", what],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "perflab.kernels.hierarchy", what],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired:
+        raise PerflabError(
+            f"The driver could not be asked: no answer within {TIMEOUT_S} s: is another program holding the GPU?"
+        ) from None
     try:
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-        raise RuntimeError(f"The driver could not be asked: {last[:200]}") from None
+        raise PerflabError(f"The driver could not be asked: {last[:200]}.") from None
 
 
 # -- in the process of its own

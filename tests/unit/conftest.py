@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +16,15 @@ def own_place(tmp_path, monkeypatch):
     for name in ("PERFLAB_MACHINE", "PERFLAB_RECORD", "PERFLAB_RECORDED", "PERFLAB_BUDGET", "PERFLAB_IMAGES"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def one_thread():
+    """For operators on little data: two threads would wait for each other wherever a core is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from perflab import PerflabError
 from perflab.bench import machine
 from perflab.kernels import capturable, graphs, tracing, work
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 needs_no_cuda = pytest.mark.skipif(machine.cuda_devices() > 0, reason="says what a machine without CUDA hears")
 X = torch.tensor([1.0, -2.0, 3.0, -4.0])
 

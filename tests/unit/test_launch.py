@@ -20,6 +20,8 @@ from perflab.bench.result import Result
 from perflab.kernels import hierarchy, launch, pipeline
 from perflab.learn.problems import launch as problems
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # -- the chain
 
 
@@ -252,20 +254,40 @@ def test_the_meetings_are_rows_without_the_number_of_blocks_or_one_reason(monkey
     assert hierarchy.meetings() == {"not tried": {"why": "no kernel"}}
 
 
-def test_a_probe_that_dies_is_one_sentence(monkeypatch):
-    if machine.cuda_devices():
-        pytest.skip("this machine has CUDA")
-    with pytest.raises(RuntimeError, match="could not be asked"):
+@pytest.mark.skipif(machine.cuda_devices() > 0, reason="this machine has CUDA")
+def test_without_a_device_no_driver_is_asked(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", None)
+    with pytest.raises(PerflabError, match="could not be asked: no CUDA device here"):
         hierarchy.levels()
-    dead = subprocess.CompletedProcess([], -11, "", "")
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: dead)
-    with pytest.raises(RuntimeError, match="status -11"):
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """answering(code) has the probe run `code` in place of asking a driver."""
+    run = subprocess.run
+    monkeypatch.setattr(hierarchy.machine, "missing", lambda need: None)
+    return lambda code: monkeypatch.setattr(subprocess, "run", lambda a, **how: run([a[0], "-Sc", code], **how))
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        ("import os; os.abort()", "status -6"),
+        ("raise ValueError('mine')", "ValueError: mine"),
+        ("print('no answer')", "status 0"),
+        ("import time; time.sleep(60)", "no answer within 0.5 s"),
+    ],
+)
+def test_a_probe_that_dies_or_hangs_is_one_sentence(answering, monkeypatch, code, word):
+    monkeypatch.setattr(hierarchy, "TIMEOUT_S", 0.5 if "sleep" in code else 20)
+    answering(code)
+    with pytest.raises(PerflabError, match=word) as caught:
         hierarchy.meetings()
+    assert "\n" not in str(caught.value)
 
 
-def test_the_last_line_of_the_probe_is_what_counts(monkeypatch):
-    out = "a library says hello\n" + json.dumps(attributes())
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess([], 0, out, ""))
+def test_the_last_line_of_the_probe_is_what_counts(answering):
+    answering(f"print('a library says hello'); print({json.dumps(attributes())!r})")
     assert hierarchy.device_facts()["sms"] == {"reads": 132}
 
 

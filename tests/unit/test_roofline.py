@@ -353,13 +353,9 @@ def test_a_roof_is_the_best_that_was_seen():
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """One thread, and a copy of 128 MiB: what is compared is compared at that size on both sides."""
+def small(monkeypatch, one_thread):
+    """A copy of 128 MiB: what is compared is compared at that size on both sides."""
     monkeypatch.setattr(roofs, "cpu_cache_bytes", lambda: 2**20)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # two would wait for each other on a busy machine
-    yield
-    torch.set_num_threads(threads)
 
 
 def roof_result(**seconds):
