@@ -47,7 +47,7 @@ class Question:
             return Outcome(NOT_YET, "put your answer in place of the three dots, and run the cell again.")
         try:
             return self.problem.check(answer)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             return Outcome(INCORRECT, f"your answer raised {type(e).__name__}: {e}")
 
     def hint(self) -> Outcome:
