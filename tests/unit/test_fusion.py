@@ -116,6 +116,7 @@ def test_nothing_is_left_by_compiling(seen):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_another_size_later_stays_out_of_the_learners_cache(seen):
     made, _, own = seen
     inputs = torch.randn(3, 77)
@@ -126,6 +127,7 @@ def test_another_size_later_stays_out_of_the_learners_cache(seen):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_module_is_compiled_too_with_its_breaks_and_warns_of_nothing(seen, capfd, recwarn):
     model, x = Broken().requires_grad_(False), torch.randn(3, 4)
     made = fusion.compiled(model, x)
@@ -151,6 +153,7 @@ def interrupted(folder: str, said):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_an_interrupt_while_it_compiles_anew_leaves_no_process_and_no_file(seen, tmp_path):
     context = multiprocessing.get_context("fork")  # with all that is imported, and compiled
     here, there = context.Pipe()
