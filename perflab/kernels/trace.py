@@ -276,7 +276,8 @@ class Trace:
 
     def __repr__(self) -> str:
         steps = f"{len(self.steps)} steps, " if self.steps else ""
-        return f"Trace of {self.name}: {steps}{self.kernels:,} kernels, {self.launches:,} launches"
+        line = f"Trace of {self.name}: {steps}{self.kernels:,} kernels, {self.launches:,} launches"
+        return "\n".join([line, *self.doubts])
 
 
 def read(source, device: int | None = None) -> Trace:

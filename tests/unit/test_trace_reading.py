@@ -513,8 +513,9 @@ def test_waits_now_and_then_that_cost_much_are_named(every, named):
 def test_lost_kernels_are_said():
     fake = paced(Fake(), 10)
     assert fake.read().doubts == []
-    [doubt] = fake.launch(200, None, None).read().doubts
-    assert "1 of 11 launches" in doubt
+    trace = fake.launch(200, None, None).read()
+    [doubt] = trace.doubts
+    assert "1 of 11 launches" in doubt and repr(trace).endswith(doubt)
 
 
 # -- memory
