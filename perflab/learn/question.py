@@ -1,6 +1,7 @@
 """Exercises: a question that can be checked, hinted at and solved. It never raises at the learner."""
 
 import html
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,14 @@ class Outcome:
         colour = {CORRECT: "#00795a", INCORRECT: "#b34700"}.get(self.state, "#5a5a5a")
         shown = f'<p><b style="color:{colour}">{self.state}</b> {html.escape(self.sentence)}</p>'
         return {"text/plain": repr(self), "text/html": shown}
+
+
+def as_number(answer) -> float:
+    """The answer as a number; nan where it is none, such as a text, a list or True."""
+    try:
+        return math.nan if isinstance(answer, bool | str) else float(answer)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
 """Claims, predictions, questions: what they keep, what they say, that they never raise at a learner."""
 
 import json
+import math
 import re
 
 import nbformat
+import numpy as np
 import pytest
+import torch
 
 from perflab import PerflabError, calibration, card, judge, places, predict, question, say
 from perflab.bench import record
 from perflab.bench.estimate import HOLDS, NOT, Estimate
 from perflab.learn.claims import ledger
 from perflab.learn.problems import PROBLEMS
+from perflab.learn.question import as_number
 
 YES = Estimate(2, 1.9, 2.1, 9, "ratio").at_least(1.2)
 
@@ -170,3 +174,12 @@ def test_recorded_verdicts_cannot_tell_in_at_most_one_of_ten():
         for word in re.findall(r"<b style=[^>]*>(HOLDS|DOES NOT HOLD|CANNOT TELL)", json.dumps(o).replace('\\"', '"'))
     ]
     assert states and states.count("CANNOT TELL") <= len(states) / 10
+
+
+@pytest.mark.parametrize("answer", ["8", True, [8], None, {}, 1j, float("nan")])
+def test_what_is_no_number_is_nan(answer):
+    assert math.isnan(as_number(answer))
+
+
+def test_numbers_of_any_kind_are_numbers():
+    assert [as_number(x) for x in (8, 8.0, np.float32(8), torch.tensor(8), float("inf"))] == [8, 8, 8, 8, math.inf]

@@ -15,7 +15,7 @@ from perflab.bench import closing
 from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.study import vary
 
-from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
+from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
 
 ITEMS, COLUMNS, BATCH = 128, 64, 16
 
@@ -191,9 +191,7 @@ WORKERS, AHEAD, IMAGES, IMAGE = 8, 5, 64, (3, 224, 224)
 
 def _in_flight(answer) -> Outcome:
     """8 workers, prefetch_factor 5, batches of 64 float32 images of 3 x 224 x 224: how many GiB?"""
-    try:
-        answer = float("no" if isinstance(answer, bool | str) else answer)
-    except (TypeError, ValueError):
+    if math.isnan(answer := as_number(answer)):
         return Outcome(INCORRECT, "the answer is one number, in GiB.")
     exact = WORKERS * AHEAD * IMAGES * math.prod(IMAGE) * 4 / 2**30
     with_one = exact * (WORKERS * AHEAD + 1) / (WORKERS * AHEAD)

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Iterable
 
 import torch
 
@@ -10,7 +11,7 @@ from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.study import vary
 from perflab.kernels import launch
 
-from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
+from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
 
 HEADS, ROWS, WIDTH, OUT = 64, 16, 32, 8
 TIMES = {"cuda": 10, "cpu": 4}
@@ -136,9 +137,8 @@ SETTINGS = [(5, 10, False), (20, 10, False), (5, 10, True)]  # us a kernel, us a
 
 def _shares(answer) -> Outcome:
     """The busy share of three settings, in percent."""
-    try:
-        got = [float("no" if isinstance(x, bool | str) else x) for x in answer]
-    except (TypeError, ValueError):
+    got = [as_number(x) for x in answer] if isinstance(answer, Iterable) else [math.nan]
+    if any(map(math.isnan, got)):
         return Outcome(INCORRECT, "the answer is a list of three numbers in percent, such as [25, 50, 75].")
     if len(got) != 3:
         return Outcome(INCORRECT, f"the answer has three numbers, one a setting, and not {len(got)}.")
@@ -163,10 +163,10 @@ def _shares(answer) -> Outcome:
             )
     if _near([got[2]], [50]):
         return Outcome(INCORRECT, "in the third setting the host waits for each kernel: a period is the sum.")
-    number = next(k for k in range(3) if not _near([got[k]], [right[k]]))
+    wrong = next(k for k in range(3) if not _near([got[k]], [right[k]]))
     return Outcome(
         INCORRECT,
-        f"the {('first', 'second', 'third')[number]} is not right: the time of a kernel over the period, from one "
+        f"the {('first', 'second', 'third')[wrong]} is not right: the time of a kernel over the period, from one "
         "operator to the next.",
     )
 

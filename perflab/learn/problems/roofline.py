@@ -15,7 +15,7 @@ from perflab.kernels import roofs
 from perflab.kernels.roofline import ARITHMETIC, BANDWIDTH, OVERHEAD, place
 from perflab.kernels.work import Work
 
-from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
+from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
 
 REGIMES = (ARITHMETIC, BANDWIDTH, OVERHEAD)
 
@@ -128,9 +128,7 @@ MOST = INTENSITY * BANDWIDTH_TB
 
 
 def _most(answer) -> Outcome:
-    try:
-        answer = float("no" if isinstance(answer, bool | str) else answer)
-    except (TypeError, ValueError):
+    if math.isnan(answer := as_number(answer)):
         return Outcome(INCORRECT, "the answer is one number, in TFLOP/s, such as 200.")
 
     def near(x, tolerance=0.006):

@@ -12,14 +12,12 @@ from perflab.bench.study import vary
 from perflab.loading.decode import psnr
 from perflab.loading.images import Photos, images
 
-from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
+from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
 
 
 def _cores(answer) -> Outcome:
     """A model takes 3,000 images a second; an image costs 13 ms of a core."""
-    try:
-        answer = float("no" if isinstance(answer, bool | str) else answer)
-    except (TypeError, ValueError):
+    if math.isnan(answer := as_number(answer)):
         return Outcome(INCORRECT, "the answer is one number, such as 8.")
     if math.isclose(answer, 39, abs_tol=0.6):
         return Outcome(CORRECT, "a second of 3,000 images holds 39 core-seconds of decoding.")

@@ -8,14 +8,12 @@ from collections.abc import Iterable
 from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.study import vary
 
-from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
+from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
 
 
 def _bound(answer) -> Outcome:
     """A step waits 60 ms, copies 5, computes 35: what does a computation twice as fast gain?"""
-    try:
-        answer = float("no" if isinstance(answer, bool | str) else answer)
-    except (TypeError, ValueError):
+    if math.isnan(answer := as_number(answer)):
         return Outcome(INCORRECT, "the answer is one number, such as 1.5.")
     exact = 100 / (100 - 35 / 2)
     if math.isclose(answer, exact, rel_tol=0.012):

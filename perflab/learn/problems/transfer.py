@@ -11,7 +11,7 @@ from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.study import vary
 from perflab.loading.transfer import MIB, Pair, hidden_share
 
-from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem
+from ..question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
 
 BATCHES, BATCH_BYTES, SHARE = 8, 32 * MIB, 0.7
 
@@ -134,9 +134,7 @@ GAIN = (COMPUTE_MS + COPY_MS) / COMPUTE_MS
 
 def _most(answer) -> Outcome:
     """64 float32 images of 3 x 224 x 224 over 20 GB/s beside 8 ms: the most that hiding the copy gives."""
-    try:
-        answer = float("no" if isinstance(answer, bool | str) else answer)
-    except (TypeError, ValueError):
+    if math.isnan(answer := as_number(answer)):
         return Outcome(INCORRECT, "the answer is one number, such as 1.5.")
 
     def near(x, tolerance=0.006):
