@@ -5,21 +5,22 @@ pulls in neither matplotlib nor pandas nor ipywidgets.
 """
 
 import importlib
+import sys
 
 _HOME = {
     "vary": "bench.study",
     "observe": "bench.study",
-    "budget": "bench.job",
+    "budget": "bench.settings",
     "samples": "bench.timing",
     "release": "bench.closing",
-    "fresh": "bench.elsewhere",
-    "split": "triage.split",
+    "fresh": "bench.process",
+    "split": "start.split",
     "guards": "loading.guards",
-    "advise": "loading.sweep",
-    "profiled": "kernels.profile",
+    "advise": "loading.advise",
+    "profiled": "trace.profile",
     "predict": "learn.predict",
     "calibration": "learn.predict",
-    "question": "learn.question",
+    "question": "exercises",
     "judge": "learn.claims",
     "card": "learn.claims",
     "say": "learn.say",
@@ -38,3 +39,19 @@ def __getattr__(name: str):
 
 def __dir__():
     return __all__
+
+
+def _draw_results():
+    """In IPython a Result is shown as table and figure, though `bench` knows nothing of `show`."""
+
+    def shown(result):
+        from perflab.show.figures import display_result
+
+        display_result(result)
+
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        shell.display_formatter.ipython_display_formatter.for_type_by_name("perflab.bench.result", "Result", shown)
+
+
+_draw_results()

@@ -1,4 +1,4 @@
-"""The one error that this package raises on purpose. Nothing else may enter."""
+"""The one error that this package raises on purpose, and how any error is told in one line."""
 
 
 class PerflabError(Exception):
@@ -10,3 +10,13 @@ class PerflabError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         return [f"perflab: {self}"]
+
+
+def first_line(error: BaseException) -> str:
+    """An error as one line for a table or a sentence: its type and the first line of what it says.
+
+    >>> first_line(ValueError("the shapes differ\\nsee above"))
+    'ValueError: the shapes differ'
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

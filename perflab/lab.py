@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from perflab.errors import PerflabError
-from perflab.places import COURSE
+from perflab.paths import COURSE
 
 ADDRESS = "127.0.0.1"
 SETTINGS = COURSE / ".jupyter"

@@ -43,11 +43,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def chosen_notebooks(config: pytest.Config) -> list[Path]:
     """The notebooks meant by --notebook; all of them without."""
-    from perflab.course import paths  # here, as most tests need no Jupyter
+    from perflab.course import notebook_files  # here, as most tests need no Jupyter
     from perflab.errors import PerflabError
 
     try:
-        return paths(config.getoption("--notebook") or ())
+        return notebook_files(config.getoption("--notebook") or ())
     except PerflabError as error:
         raise pytest.UsageError(str(error)) from error
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from .settings import budget
+
 
 def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> float:
     """The CPU quota of this process's control group and of every parent, in cores; infinite without one.
@@ -138,8 +140,6 @@ def missing(need: str) -> str | None:
     (what takes too long for the quick one), or the name of a package that can be imported ("torchvision").
     """
     if need == "full budget":
-        from .job import budget
-
         return None if budget() == "full" else "the quick budget leaves this out: set PERFLAB_BUDGET=full"
     if match := re.fullmatch(r"(?:(\d+) )?cuda", need):
         wanted, have = int(match[1] or 1), cuda_devices()

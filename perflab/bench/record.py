@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from perflab import places
+from perflab import paths
 from perflab.errors import PerflabError
 
 from .files import put
@@ -66,12 +66,12 @@ def append(kind: str, name: str, data: dict) -> Path | None:
     the measurement itself goes on.
     """
     stamp = f"{time.time_ns()}-{os.getpid()}-{next(_number)}"
-    path = places.home() / kind / f"{_file_name(name)}.{stamp}.json"
+    path = paths.home() / kind / f"{_file_name(name)}.{stamp}.json"
     try:
         write(path, {"name": name} | data)
     except OSError as e:
         once(
-            f"Results are not kept: {places.home()} cannot be written ({e.strerror}). "
+            f"Results are not kept: {paths.home()} cannot be written ({e.strerror}). "
             "Set PERFLAB_HOME to a folder with room that you may write."
         )
         return None
@@ -81,7 +81,7 @@ def append(kind: str, name: str, data: dict) -> Path | None:
 def entries(kind: str, name: str | None = None) -> Iterator[dict]:
     """The logbook's entries of `kind` (of one `name`), oldest first; damaged ones are named and left out."""
     pattern = f"{_file_name(name)}.*.json" if name else "*.json"
-    for path in sorted((places.home() / kind).glob(pattern), key=lambda p: p.name.rsplit(".", 2)[1:]):
+    for path in sorted((paths.home() / kind).glob(pattern), key=lambda p: p.name.rsplit(".", 2)[1:]):
         try:
             entry = read(path)
         except PerflabError as problem:
@@ -101,7 +101,7 @@ def _file_name(name: str) -> str:
 
 
 def recorded_folder() -> Path:
-    return Path(os.environ.get("PERFLAB_RECORDED") or places.RECORDED)
+    return Path(os.environ.get("PERFLAB_RECORDED") or paths.RECORDED)
 
 
 def machines() -> list[str]:

@@ -7,6 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from perflab.errors import first_line
+
 from . import machine
 from .conditions import CROWDED
 from .estimate import HOLDS, NOT, Estimate, Knee
@@ -158,6 +160,29 @@ class Result:
             return replace(self[self.rate_name].ratio(b, a), what=f"time of {label(a)} / {label(b)}")
         return self["time_s"].ratio(a, b)
 
+    def combine(self, formula: Callable[..., float], *terms: tuple[str, object], what: str, unit: str = "") -> Estimate:
+        """A formula over paired rounds: `formula` gets a figure for each of `terms`, a (metric, value), of one round.
+
+        result.combine(lambda serial, both: serial - both, ("time_s", "in turn"), ("time_s", "overlapped"),
+        what="saved", unit="s"). Rounds in which a term is missing are left out. Where the formula is positive in
+        every round, it is averaged on a log scale, so that a ratio and its inverse say the same. Where it divides
+        by zero or cannot be computed, the Estimate says so.
+        """
+        rounds = [self[metric].rounds.get(label(value), {}) for metric, value in terms]
+        for (metric, value), known in zip(terms, rounds, strict=True):
+            if not known:
+                return Estimate.missing(what, self[metric].of(value).why, self.source)
+        shared = sorted(set.intersection(*map(set, rounds)))
+        try:
+            figures = [float(formula(*(known[r] for known in rounds))) for r in shared]
+        except (ArithmeticError, ValueError) as error:
+            return Estimate.missing(what, f"{what} cannot be computed: {first_line(error)}", self.source)
+        if not figures:
+            return Estimate.missing(what, "no round has all of it", self.source)
+        if min(figures) > 0:
+            return replace(Estimate.of_ratio([math.log(x) for x in figures], what, self.source), unit=unit)
+        return Estimate.of(figures, what, unit, self.source)
+
     def count(self, name: str, value) -> Estimate:
         """An exact figure of one value."""
         counted = self.counts.get(label(value), {})
@@ -301,11 +326,6 @@ class Result:
     def __str__(self):
         rows = [", ".join(f"{k} {v}" for k, v in row.items() if v) for row in self.summary()]
         return "\n".join([f"{self.study}: {self.variable}", *(f"  {row}" for row in rows), self.provenance])
-
-    def _ipython_display_(self):
-        from perflab.show import figures
-
-        figures.display_result(self)
 
 
 def _exact(name: str, x) -> str:

@@ -13,11 +13,12 @@ import torch
 
 from perflab.errors import PerflabError
 
-from . import closing, conditions, machine, record, seat, timing
+from . import closing, conditions, device_lock, machine, record, timing
 from .estimate import interval
-from .job import Job, budget, plain
+from .plan import Job, plain
 from .progress import bar
 from .result import TWIN, Result
+from .settings import budget
 
 WARM_S = 0.05  # shorter calls are made once before they are timed
 
@@ -115,9 +116,9 @@ class Schedule:
                     self.result.stopped = "nothing left to measure"
                     return
                 self.random.shuffle(names)
-                with seat.hold(seat.device_name(), self._still_waiting) as waited:
+                with device_lock.hold(device_lock.device_name(), self._still_waiting) as waited:
                     began, idle = began + waited, idle + waited
-                    watch = watch or conditions.Watch(on_gpu=seat.device_name() != "cpu")
+                    watch = watch or conditions.Watch(on_gpu=device_lock.device_name() != "cpu")
                     watch.start()
                     for name in names:
                         self._visit(name, number)

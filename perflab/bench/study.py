@@ -9,7 +9,7 @@ from dataclasses import replace
 from perflab.errors import PerflabError
 
 from . import closing, machine, record
-from .job import Job, plain, plan
+from .plan import Job, plain, plan
 from .progress import shell
 from .result import TWIN, Result, Work, label
 from .schedule import Schedule

@@ -3,18 +3,18 @@
 No chapter may import this package; it stands above them all. A notebook does not use it.
 """
 
-from perflab.course.form import normalise, paths
-from perflab.course.guard import check
-from perflab.course.kernel import execute
-from perflab.course.replay import record, run_notebooks
-from perflab.course.report import course
+from .form import normalise, notebook_files
+from .kernel import execute
+from .lint import check
+from .replay import record, run_notebooks
+from .report import course
 
 __all__ = [
     "check",
     "course",
     "execute",
     "normalise",
-    "paths",
+    "notebook_files",
     "record",
     "run_notebooks",
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from perflab import places
+from perflab import paths
 from perflab.bench.files import put
 from perflab.errors import PerflabError
 
@@ -21,13 +21,13 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 IMAGE_METADATA = ("width", "height", "alt")
 
 
-def paths(names: str | Path | Iterable[str | Path] = ()) -> list[Path]:
+def notebook_files(names: str | Path | Iterable[str | Path] = ()) -> list[Path]:
     """The notebooks with these names, in the order given; all of them, in the order of the course, without.
 
     A name is a number ("00"), a stem ("00_start_here"), or the path of any notebook. An unknown
     name raises PerflabError.
     """
-    known = sorted(places.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    known = sorted(paths.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
     if isinstance(names, str | Path):
         names = [names]
     return [_one(name, known) for name in names] or known

@@ -20,9 +20,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from perflab import places
-from perflab.course.form import read
+from perflab import paths
 from perflab.errors import PerflabError
+
+from .form import read
 
 MARK = "PERFLAB_RUN"
 GRACE_S = 10  # for a kernel that was interrupted to log what it has measured
@@ -111,7 +112,7 @@ def own_processes(
     """
     mark = uuid.uuid4().hex
     whole = {**os.environ, "MPLBACKEND": None, **(env or {})}
-    whole["PYTHONPATH"] = os.pathsep.join(filter(None, [str(places.COURSE), whole.get("PYTHONPATH")]))
+    whole["PYTHONPATH"] = os.pathsep.join(filter(None, [str(paths.COURSE), whole.get("PYTHONPATH")]))
     whole[MARK] = ":".join(filter(None, [os.environ.get(MARK), mark]))
     try:
         yield {name: str(value) for name, value in whole.items() if value is not None}

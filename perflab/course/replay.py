@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from perflab import places
+from perflab import paths
 from perflab.bench.files import put
-from perflab.course.form import as_text, normalise, paths, write
-from perflab.course.kernel import execute
 from perflab.errors import PerflabError
+
+from .form import as_text, normalise, notebook_files, write
+from .kernel import execute
 
 MACHINE = "nvidia-h200"
 
@@ -52,8 +53,8 @@ def run_notebooks(names: str | Path | Iterable[str | Path] = (), machine: str = 
     The figure of the README is drawn anew as well.
     """
     changed = []
-    put(places.DATA / "utilisation.png", readme_figure())
-    for path in paths(names):
+    put(paths.DATA / "utilisation.png", readme_figure())
+    for path in notebook_files(names):
         start = time.perf_counter()
         new = write(path, replay(path, machine))
         changed += [path] if new else []
@@ -74,7 +75,7 @@ def record(name: str | None = None, names: str | Path | Iterable[str | Path] = (
         name = machine.slug()
     if not name or Path(name).name != name or name.startswith("."):
         raise PerflabError(f"{name!r} cannot be the name of a machine; take a plain word like 'nvidia-h200'.")
-    kept, work = places.RECORDED / name, places.COURSE / "build" / "record" / name
+    kept, work = paths.RECORDED / name, paths.COURSE / "build" / "record" / name
     env = {
         "PERFLAB_MACHINE": None,
         "PERFLAB_RECORD": str(kept),
@@ -83,7 +84,7 @@ def record(name: str | None = None, names: str | Path | Iterable[str | Path] = (
         "PERFLAB_BUDGET": "full",
     }
     failed = []
-    for path in paths(names):
+    for path in notebook_files(names):
         start = time.perf_counter()
         try:
             write(

@@ -11,10 +11,11 @@ from jinja2 import DictLoader
 from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
-from perflab import places
-from perflab.course.form import as_text, normalise, paths, read, write
-from perflab.course.kernel import run
+from perflab import paths
 from perflab.errors import PerflabError
+
+from .form import as_text, normalise, notebook_files, read, write
+from .kernel import run
 
 LIVE = {"PERFLAB_MACHINE": None, "PERFLAB_RECORD": None, "PERFLAB_PROGRESS": "off"}
 
@@ -63,9 +64,9 @@ def course(names: str | Path | Iterable[str | Path] = (), into: Path | None = No
     The notebooks of the course stay as they are. One that fails is listed with its reason, shown
     up to the failing cell, and the run goes on.
     """
-    into = into or places.COURSE / "report"
+    into = into or paths.COURSE / "report"
     outcomes = []
-    for path in paths(names):
+    for path in notebook_files(names):
         print(f"{path.stem:24} ", end="", flush=True)
         outcome = _run_one(path, into)
         outcomes.append(outcome)

@@ -6,7 +6,7 @@ import time
 import tomllib
 from dataclasses import dataclass
 
-from perflab import places
+from perflab import paths
 from perflab.bench import record
 from perflab.bench.estimate import CANNOT, HOLDS, Finding
 from perflab.errors import PerflabError
@@ -33,7 +33,7 @@ class Claim:
 @functools.cache
 def ledger() -> dict[str, Claim]:
     """All claims of data/claims.toml by id."""
-    text = (places.DATA / "claims.toml").read_text(encoding="utf8")
+    text = (paths.DATA / "claims.toml").read_text(encoding="utf8")
     claims = [Claim(**entry) for entry in tomllib.loads(text)["claim"]]
     return {c.id: c for c in claims}
 

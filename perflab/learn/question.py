@@ -1,11 +1,14 @@
 """Exercises: a question that can be checked, hinted at and solved. It never raises at the learner."""
 
 import html
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perflab.errors import PerflabError
+import numpy as np
+
+from perflab.bench.estimate import HOLDS, NOT, Estimate
 
 CORRECT, INCORRECT, NOT_YET, CANNOT = "Correct", "Not right", "Not yet", "CANNOT TELL"
 
@@ -32,6 +35,67 @@ def as_number(answer) -> float:
         return math.nan if isinstance(answer, bool | str) else float(answer)
     except (TypeError, ValueError):
         return math.nan
+
+
+def numeric(
+    right: float | Sequence[float],
+    praise: str,
+    slips: Sequence[tuple[float | Sequence[float], str]],
+    otherwise: str,
+    *,
+    example: str,
+    tolerance: float = 0.01,
+) -> Callable[[object], Outcome]:
+    """The check of an answer that is a number, or a list of as many numbers as `right` has.
+
+    slips: what a known mistake gives, and the sentence that it hears; the first that fits is said. otherwise:
+    the sentence for any other number. example: the form of an answer, such as "one number, in GiB".
+    tolerance: relative.
+    """
+    wanted = _numbers(right)
+
+    def check(answer) -> Outcome:
+        given = _numbers(answer)
+        if len(given) != len(wanted) or any(map(math.isnan, given)):
+            return Outcome(INCORRECT, f"the answer is {example}.")
+        for numbers, state, sentence in [(right, CORRECT, praise), *((slip, INCORRECT, said) for slip, said in slips)]:
+            if np.allclose(given, _numbers(numbers), rtol=tolerance, atol=0):
+                return Outcome(state, sentence)
+        return Outcome(INCORRECT, otherwise)
+
+    return check
+
+
+def _numbers(answer) -> list[float]:
+    members = answer if isinstance(answer, Iterable) and not isinstance(answer, str | Mapping) else [answer]
+    return [as_number(x) for x in members]
+
+
+def timed(gain: Estimate, times: float, right: str, too_slow: str) -> Outcome:
+    """The outcome of an answer that is right and has to be fast: `gain` is how many times as fast it is.
+
+    right, too_slow: sentences; what cannot be told here says so, with the figures.
+    """
+    state = gain.at_least(times).state
+    if state == HOLDS:
+        return Outcome(CORRECT, right)
+    if state == NOT:
+        return Outcome(INCORRECT, too_slow)
+    unclear = f"it is right, but the time cannot tell whether it is {times:g} times as fast"
+    return Outcome(CANNOT, f"{unclear} ({gain}): check again on a quiet machine.")
+
+
+def takes(answer, arguments: Sequence[str]) -> Outcome | None:
+    """None where `answer` can be called with these arguments, by position; else what to hear."""
+    if not callable(answer):
+        return Outcome(INCORRECT, f"the answer is a function of {', '.join(arguments) or 'no argument'}.")
+    try:
+        inspect.signature(answer).bind(*arguments)
+    except TypeError:
+        return Outcome(INCORRECT, f"your function is called with {', '.join(arguments) or 'no argument'}.")
+    except ValueError:  # a built-in function that does not tell its arguments
+        return None
+    return None
 
 
 @dataclass(frozen=True)
@@ -78,12 +142,3 @@ class Question:
     def _repr_mimebundle_(self, include=None, exclude=None):
         shown = f"<p><b>Question {self.id}</b> {html.escape(self.problem.task)}</p>"
         return {"text/plain": repr(self), "text/html": shown}
-
-
-def question(id: str) -> Question:
-    """The exercise `id`, such as "00.1". Raises PerflabError naming those that exist."""
-    from .problems import PROBLEMS
-
-    if id not in PROBLEMS:
-        raise PerflabError(f"There is no question {id}: the course has {', '.join(PROBLEMS)}.")
-    return Question(id, PROBLEMS[id])

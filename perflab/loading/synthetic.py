@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from perflab import places
+from perflab import paths
 from perflab.bench.files import put
 from perflab.bench.machine import cores
 from perflab.bench.progress import bar
@@ -129,7 +129,7 @@ def make(
 
 
 def folders_of_the_course() -> tuple[Path, ...]:
-    return places.DATA / "images", places.home() / "images"
+    return paths.DATA / "images", paths.home() / "images"
 
 
 def manifest(folder: Path) -> dict[str, dict]:

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from perflab import places
+from perflab import paths
 from perflab.course.form import read
 from perflab.course.kernel import own_processes
 from perflab.course.replay import replay_env
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SHOTS = places.COURSE / "build" / "browser"
+SHOTS = paths.COURSE / "build" / "browser"
 REDRAW_LIMIT_S = 1.0
 RUN_LIMIT_MS = 600_000
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -85,8 +85,8 @@ def lab(notebook, tmp_path):
     """The address of the notebook in a JupyterLab of the test's own, on a copy of the course."""
     course = tmp_path / "course"
     for name in ("perflab", "notebooks", "data", ".jupyter"):
-        shutil.copytree(places.COURSE / name, course / name)
-    if not notebook.is_relative_to(places.COURSE):
+        shutil.copytree(paths.COURSE / name, course / name)
+    if not notebook.is_relative_to(paths.COURSE):
         shutil.copy(notebook, course / "notebooks")
     live = notebook.stem.startswith("00")  # as a learner measures; the rest replay, which is faster
     env = replay_env(tmp_path) | ({"PERFLAB_MACHINE": None, "PERFLAB_BUDGET": "quick"} if live else {})

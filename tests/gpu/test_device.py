@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from perflab import fresh, places, samples, split, vary
-from perflab.bench import conditions, machine, seat, timing
+from perflab import fresh, paths, samples, split, vary
+from perflab.bench import conditions, device_lock, machine, timing
 from perflab.bench.utilisation import utilisation
 
 pytestmark = [
@@ -58,7 +58,7 @@ def test_busy_time_is_the_sum_of_serial_kernels():
 
 def test_the_seat_is_the_gpus_own():
     torch.zeros(1, device="cuda")
-    assert seat.device_name().startswith("cuda-")
+    assert device_lock.device_name().startswith("cuda-")
 
 
 def test_conditions_know_the_clock():
@@ -181,7 +181,7 @@ def test_an_interrupt_frees_the_gpu(tmp_path):
         "    print('go', flush=True)\n"
         "    vary('n', [16384, 20480], run, prepare=prepare, study='t.int', budget_s=60)\n"
     )
-    path = os.pathsep.join([str(places.COURSE), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(paths.COURSE), os.environ.get("PYTHONPATH", "")])
     p = subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,

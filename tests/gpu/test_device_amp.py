@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from perflab.bench import machine
 from perflab.bench.timing import random_input
-from perflab.kernels import amp, tf32
-from perflab.kernels.work import counted
+from perflab.roofline import precision, tf32
+from perflab.roofline.work import counted
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +34,7 @@ def perceptron(device):
 def test_products_run_in_16_bits_and_what_sums_or_exponentiates_in_float32(dtype):
     """The lists of torch.amp's CUDA op reference."""
     low = str(dtype).removeprefix("torch.")
-    seen = amp.audit(*normalised(), dtype=dtype)
+    seen = precision.audit(*normalised(), dtype=dtype)
     print(f"\n{seen}")
     assert seen.device == "cuda" and seen.note == ""
     assert seen.dtypes_of("addmm") == low
@@ -43,13 +43,13 @@ def test_products_run_in_16_bits_and_what_sums_or_exponentiates_in_float32(dtype
 
 def test_casts_are_those_that_the_lists_ask_for():
     """Input, weight and bias twice, for two linear layers; and the first one's result for layer_norm."""
-    seen = amp.audit(*normalised())
+    seen = precision.audit(*normalised())
     assert seen.casts == 3 + 1 + 3
     assert seen.operators == seen.plain_operators + seen.casts
 
 
 def test_where_no_operator_is_on_a_list_the_audit_is_that_of_the_processor():
-    here, there = (amp.audit(*perceptron(device)) for device in ("cuda", "cpu"))
+    here, there = (precision.audit(*perceptron(device)) for device in ("cuda", "cpu"))
     fields = ("plain_operators", "operators", "casts", "casts_uncached", "parameter_bytes", "copy_bytes")
     for name in fields:
         assert getattr(here, name) == getattr(there, name), name
@@ -58,14 +58,14 @@ def test_where_no_operator_is_on_a_list_the_audit_is_that_of_the_processor():
 
 def test_the_cache_casts_weights_once_a_region():
     model, x = perceptron("cuda")
-    seen = amp.audit(lambda x: [model(x) for _ in range(3)], x)
+    seen = precision.audit(lambda x: [model(x) for _ in range(3)], x)
     assert seen.casts == 16 + 3 and seen.casts_uncached == 3 * 17
 
 
 def test_after_a_step_under_autocast_all_is_float32():
     model, x = perceptron("cuda")
-    low = amp.after_a_step(model, x, dtype=BF16)
-    assert low == amp.after_a_step(model, x)
+    low = precision.after_a_step(model, x, dtype=BF16)
+    assert low == precision.after_a_step(model, x)
     assert {low[k] for k in ("parameters", "gradients", "states")} == {"float32"}
 
 
@@ -73,7 +73,7 @@ def test_saved_bytes_agree_with_the_memory_that_a_forward_holds():
     """Large activations, so that the allocator's rounding and the copies of weights are small beside them."""
     layers = [m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())]
     model, x = nn.Sequential(*layers).to("cuda"), random_input(2**16, 256, device="cuda")
-    seen = amp.audit(model, x)
+    seen = precision.audit(model, x)
     model(x)
     before = torch.cuda.memory_allocated()
     out = model(x)

@@ -11,7 +11,7 @@ from torch import nn
 
 from perflab import PerflabError
 from perflab.bench import closing, machine
-from perflab.kernels import capturable, fusion, graphs
+from perflab.launch import capturable, compile, graphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -297,7 +297,7 @@ def fused(x, a, b):
 def test_compiled_is_one_kernel_with_equal_results_that_are_kept(mode):
     processes = set(closing.kin())
     x, a, b = torch.randn(3, 2**16, device="cuda").unbind()
-    made = fusion.compiled(fused, x, a, b, mode=mode)
+    made = compile.compiled(fused, x, a, b, mode=mode)
     print(f"\n{mode}: {made.compile_s:.2f} s, the start {made.start_s:.2f} s")
     assert (made.kernels, made.graphs, made.breaks) == (1, 1, ())
     assert made.cuda_graphs == (mode is not None)
@@ -309,6 +309,6 @@ def test_compiled_is_one_kernel_with_equal_results_that_are_kept(mode):
 
 def test_a_compiled_call_can_be_captured():
     x, a, b = torch.randn(3, 2**12, device="cuda").unbind()
-    made = fusion.compiled(fused, x, a, b)
+    made = compile.compiled(fused, x, a, b)
     with torch.no_grad(), graphs.capture(made.call, x, a, b) as graph:
         assert torch.allclose(graph(b, a, x), fused(b, a, x))

@@ -4,9 +4,9 @@ import nbformat
 import pytest
 import torch
 
-from perflab import places, question, vary
+from perflab import paths, question, vary
 from perflab.bench import machine, timing
-from perflab.kernels import fusion, graphs, hierarchy, launch, pipeline
+from perflab.launch import compile, dispatch, graphs, hierarchy, timeline
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,13 +17,13 @@ OPS = 198
 
 
 def row(n: int, ops: int = OPS):
-    call, inputs = launch.chain(ops, n, "cuda")
+    call, inputs = dispatch.chain(ops, n, "cuda")
     return lambda: call(*inputs)
 
 
 def taught(*names: str) -> dict:
     """What the notebook's cells that define these functions define, without running the rest of them."""
-    nb = nbformat.read(places.NOTEBOOKS / "04_kernel_launch.ipynb", 4)
+    nb = nbformat.read(paths.NOTEBOOKS / "04_kernel_launch.ipynb", 4)
     cells = [c.source for c in nb.cells if c.cell_type == "code"]
     scope: dict = {"graphs": graphs, "OPS": OPS}
     for source in [cells[0], *(s for s in cells[1:] if any(f"def {name}(" in s for name in names))]:
@@ -39,7 +39,7 @@ def test_the_busy_share_is_predicted_from_other_points_within_fifteen_percent():
 
     def both(prepared):
         long, short = prepared
-        return timing.samples(kernel_s=timing.busy(short) / 12, **launch.worked(long))
+        return timing.samples(kernel_s=timing.busy(short) / 12, **dispatch.worked(long))
 
     def built(n):
         return row(n), row(n, 12)
@@ -49,7 +49,7 @@ def test_the_busy_share_is_predicted_from_other_points_within_fifteen_percent():
     launch_s = seen["host_s"].of("1").mid / OPS
     shares = {}
     for size in list(sizes)[1:]:
-        model = pipeline.predicted(OPS, seen["kernel_s"].of(size).mid, launch_s).busy_share
+        model = timeline.predicted(OPS, seen["kernel_s"].of(size).mid, launch_s).busy_share
         shares[size] = seen["busy_s"].over(seen["wall_s"], size).mid
         print(f"\n{size}: predicted {model:.3f}, measured {shares[size]:.3f}")
         assert model == pytest.approx(shares[size], rel=0.15)
@@ -59,15 +59,15 @@ def test_the_busy_share_is_predicted_from_other_points_within_fifteen_percent():
 def test_the_host_does_not_wait_for_a_large_product():
     a = torch.randn(4096, 4096, device="cuda")
     whole = min(timing.wall(lambda: a @ a, blocks=7)[0])
-    host = min(launch.issued(lambda: a @ a)["host_s"] for _ in range(7))
+    host = min(dispatch.issued(lambda: a @ a)["host_s"] for _ in range(7))
     assert host < 0.2 * whole
 
 
 def test_a_row_is_198_submissions_and_a_replay_is_one():
-    call, inputs = launch.chain(OPS, 2**14, "cuda")
-    assert launch.submitted(lambda: call(*inputs)) == launch.Submitted(OPS, OPS)
+    call, inputs = dispatch.chain(OPS, 2**14, "cuda")
+    assert dispatch.submitted(lambda: call(*inputs)) == dispatch.Submitted(OPS, OPS)
     with graphs.capture(call, *inputs) as graph:
-        assert launch.submitted(graph.replay) == launch.Submitted(1, OPS)
+        assert dispatch.submitted(graph.replay) == dispatch.Submitted(1, OPS)
 
 
 def test_names_of_kernels_tell_whose_they_are():
@@ -79,9 +79,9 @@ def test_names_of_kernels_tell_whose_they_are():
         (lambda: a.softmax(1), "PyTorch"),
         (lambda: torch.conv2d(image, filters), "cuDNN"),
     ]:
-        names = launch.kernels(call)
+        names = dispatch.kernels(call)
         print(names)
-        assert whose in {launch.family(name) for name in names}
+        assert whose in {dispatch.family(name) for name in names}
 
 
 # -- the ways out
@@ -94,11 +94,11 @@ def test_small_rows_gain_from_graph_and_fusion_and_large_rows_from_fusion_alone(
     scope = taught("captured")
     ways, inputs_of = {}, {}
     for size, n in {"16 Ki": 2**14, "16 Mi": 2**24}.items():
-        call, inputs = launch.chain(OPS, n, "cuda")
+        call, inputs = dispatch.chain(OPS, n, "cuda")
         inputs_of[size] = inputs
         ways[f"eager, {size}"] = (call, inputs)
         ways[f"graph, {size}"] = (scope["captured"](call, *(x.clone() for x in inputs)), inputs)
-        ways[f"compiled, {size}"] = (fusion.compiled(call, *inputs).call, inputs)
+        ways[f"compiled, {size}"] = (compile.compiled(call, *inputs).call, inputs)
     for size, inputs in inputs_of.items():
         expected = ways[f"eager, {size}"][0](*inputs)
         for kind in ("graph", "compiled"):
@@ -166,7 +166,7 @@ def test_the_reference_solution_is_ten_times_as_fast():
 
 
 def test_a_graph_that_keeps_its_first_inputs_hears_so():
-    from perflab.learn.problems.launch import heads
+    from perflab.launch.exercises import heads
 
     made = {}
 

@@ -8,7 +8,7 @@ from perflab import guards
 from perflab.bench import machine
 from perflab.loading.decode import JpegBytes, ahead, as_list, decode_on_gpu, psnr
 from perflab.loading.images import Photos
-from perflab.loading.trace import stage_map, trace
+from perflab.loading.stages import stage_map, trace
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,7 +10,9 @@ from torch import nn
 
 from perflab import PerflabError
 from perflab.bench import machine, timing
-from perflab.kernels import peak, profile, syncs
+from perflab.launch import waits
+from perflab.memory import peak
+from perflab.trace import profile
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,7 +91,7 @@ def several(x):
 def test_each_wait_is_found_and_what_no_operator_tells_by_torchs_own_witness(capsys):
     lines, first = inspect.getsourcelines(several)
     before = torch.cuda.get_sync_debug_mode()
-    found = syncs.host_syncs(lambda: several(torch.randn(8, 8, device="cuda")))
+    found = waits.host_syncs(lambda: several(torch.randn(8, 8, device="cuda")))
     assert torch.cuda.get_sync_debug_mode() == before
     with capsys.disabled():
         print("", *found, sep="\n")
@@ -107,7 +109,7 @@ def test_a_plain_training_step_waits_for_nothing():
         optimizer.step()
         optimizer.zero_grad()
 
-    assert syncs.host_syncs(step) == []
+    assert waits.host_syncs(step) == []
 
 
 def test_a_wait_in_backward_is_found_on_the_thread_of_the_device():
@@ -122,7 +124,7 @@ def test_a_wait_in_backward_is_found_on_the_thread_of_the_device():
             return grad
 
     x = torch.ones(3, requires_grad=True, device="cuda")
-    found = syncs.host_syncs(lambda: Peeks.apply(x).sum().backward())
+    found = waits.host_syncs(lambda: Peeks.apply(x).sum().backward())
     print("", *found, sep="\n")
     assert line_of(Peeks.backward, "grad.sum().item()") in {s.line for s in found}
 
@@ -131,7 +133,7 @@ def test_a_wait_in_backward_is_found_on_the_thread_of_the_device():
 def test_a_copy_to_the_device_waits_unless_it_is_pinned_and_asked_not_to(pinned, late, waits):
     x = torch.randn(1024, 1024)
     x = x.pin_memory() if pinned else x
-    assert len(syncs.host_syncs(lambda: x.to("cuda", non_blocking=late))) == waits
+    assert len(waits.host_syncs(lambda: x.to("cuda", non_blocking=late))) == waits
 
 
 # -- the peak

@@ -6,8 +6,8 @@ import torch
 from perflab import observe, question, vary
 from perflab.bench import machine, timing
 from perflab.bench.timing import random_input
-from perflab.kernels import gpus, operators, regimes, roofline, roofs, work
-from perflab.kernels.operators import OPERATORS, SIZES
+from perflab.roofline import checks, gpus, operators, peaks, roofline, work
+from perflab.roofline.operators import OPERATORS, SIZES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,9 +25,9 @@ def printed() -> gpus.Gpu:
 
 def test_the_bf16_roof_is_a_plain_product_and_the_copy_roof_a_plain_copy():
     """Interleaved in one run: within 3 %; and the product reaches 60 to 95 % of what is printed."""
-    if why := roofs.missing("bf16"):
+    if why := peaks.missing("bf16"):
         pytest.skip(why)
-    n, nbytes = roofs.side("bf16"), roofs.copy_bytes()
+    n, nbytes = peaks.side("bf16"), peaks.copy_bytes()
 
     def prepare(kind):
         if kind == "plain product":
@@ -37,7 +37,7 @@ def test_the_bf16_roof_is_a_plain_product_and_the_copy_roof_a_plain_copy():
             x = random_input(nbytes // 4, device="cuda", seed=7)
             out = torch.empty_like(x)
             return lambda: out.copy_(x)
-        return roofs.copying(nbytes) if kind == "copy" else roofs.multiplying("bf16", n)
+        return peaks.copying(nbytes) if kind == "copy" else peaks.multiplying("bf16", n)
 
     kinds = ["bf16", "plain product", "copy", "plain copy"]
     seen = vary("call", kinds, lambda call: call(), prepare=prepare, study="t.plain", clock="device", budget_s=8)
@@ -54,10 +54,10 @@ def test_the_bf16_roof_is_a_plain_product_and_the_copy_roof_a_plain_copy():
 
 
 def test_every_format_that_the_device_offers_has_a_roof_below_the_printed_one():
-    seen = roofs.measure(study="t.roofs", budget_s=8)
-    here = roofs.of(seen, observe("t.device", roofs.device, timed=["cache_bytes"]))
+    seen = peaks.measure(study="t.roofs", budget_s=8)
+    here = peaks.of(seen, observe("t.device", peaks.device, timed=["cache_bytes"]))
     print(f"\n{seen}\n{here}")
-    offered = [kind for kind in roofs.KINDS[1:] if not roofs.missing(kind)]
+    offered = [kind for kind in peaks.KINDS[1:] if not peaks.missing(kind)]
     assert set(here.peaks) == set(offered), seen.reasons
     assert here.cache_bytes and here.cache_bytes > 2**20
     if torch.cuda.get_device_capability() >= (8, 0):
@@ -75,7 +75,7 @@ def relative_error(got, a, b) -> float:
 
 
 def test_fp32_products_are_not_tf32_ones_and_the_setting_is_left_as_it_was(monkeypatch):
-    if why := roofs.missing("tf32"):
+    if why := peaks.missing("tf32"):
         pytest.skip(why)
     a, b = (random_input(512, 512, device="cuda", seed=s) for s in (0, 1))
     outs = []
@@ -85,7 +85,7 @@ def test_fp32_products_are_not_tf32_ones_and_the_setting_is_left_as_it_was(monke
         torch.set_float32_matmul_precision(before)
         try:
             for dtype in ("fp32", "tf32"):
-                roofs.multiplying(dtype, 512)()
+                peaks.multiplying(dtype, 512)()
             assert torch.get_float32_matmul_precision() == before
         finally:
             torch.set_float32_matmul_precision("highest")
@@ -95,10 +95,10 @@ def test_fp32_products_are_not_tf32_ones_and_the_setting_is_left_as_it_was(monke
 
 
 def test_the_fp8_product_is_the_product_of_the_rounded_matrices():
-    if why := roofs.missing("fp8"):
+    if why := peaks.missing("fp8"):
         pytest.skip(why)
     a, b = (random_input(256, 256, device="cuda", seed=s).to(torch.float8_e4m3fn).float() for s in (0, 1))
-    got = roofs.multiplying("fp8", 256)()
+    got = peaks.multiplying("fp8", 256)()
     assert got.dtype is torch.bfloat16
     assert relative_error(got, a, b.t()) < 0.01
 
@@ -124,7 +124,7 @@ def found(tmp_path_factory):
         patch.setenv("PERFLAB_HOME", str(home))
         patch.setenv("PERFLAB_SEATS", str(home / "seats"))
         patch.setenv("PERFLAB_PROGRESS", "off")
-        here = roofs.of(roofs.measure(study="t.roofs", budget_s=5))
+        here = peaks.of(peaks.measure(study="t.roofs", budget_s=5))
         tensors = operators.Tensors()
 
         def ready(case):
@@ -133,15 +133,15 @@ def found(tmp_path_factory):
         seen = vary("operator", operators.grid(), lambda call: call(), prepare=ready, study="t.ops", budget_s=12)
         assert not seen.reasons, seen.reasons
         print(f"\n{seen}")
-        checks = regimes.checks(seen, regimes.raised(here, seen))
-        for c in checks:
+        rows = checks.checks(seen, checks.raised(here, seen))
+        for c in rows:
             print(
                 f"{c.case.label:18} {c.placed.regime:10} at least {c.placed.bound_s:.3g} s, {c.time_s:.3g} s; "
                 f"twice the rows x {c.twice:.2f} {c.size_agrees}, half the bytes x {c.half:.2f} {c.bytes_agree}"
             )
         for name in ("add", "gelu", "layer_norm", "softmax"):
-            print(f"{name}: {regimes.part_of_copy(seen, name)} of the copy's bytes a second")
-        return {c.case.label: c for c in checks}
+            print(f"{name}: {checks.part_of_copy(seen, name)} of the copy's bytes a second")
+        return {c.case.label: c for c in rows}
 
 
 def test_all_three_regimes_are_there(found):
@@ -178,10 +178,10 @@ def test_a_copy_out_of_the_cache_is_timed_without_its_launch():
     """16 MiB twice fit the L2 of large cards; queued ahead, they are not limited by how fast the host starts them."""
     x = random_input(2**22, device="cuda")
     out = torch.empty_like(x)
-    queued = min(roofs.in_a_row(lambda: out.copy_(x), 16) for _ in range(5))
+    queued = min(peaks.in_a_row(lambda: out.copy_(x), 16) for _ in range(5))
     small = random_input(256, device="cuda")
     to = torch.empty_like(small)
-    tiny = min(roofs.in_a_row(lambda: to.copy_(small), 50) for _ in range(5))
+    tiny = min(peaks.in_a_row(lambda: to.copy_(small), 50) for _ in range(5))
     launched = min(timing.wall(lambda: to.copy_(small), 50, 5)[0])
     print(
         f"\n16 MiB: {2 * x.nbytes / queued / 1e12:.2f} TB/s; 1 KiB: {tiny * 1e6:.1f} us queued, {launched * 1e6:.1f} us"
@@ -193,7 +193,7 @@ def test_a_copy_out_of_the_cache_is_timed_without_its_launch():
 
 
 def test_the_explorer_takes_the_measured_roofs():
-    explorer = roofline.explore_roofline(roofs.of(roofs.measure(study="t.roofs", budget_s=2)))
+    explorer = roofline.explore_roofline(peaks.of(peaks.measure(study="t.roofs", budget_s=2)))
     assert explorer.error is None and "measured roofs" in explorer.caption.value
 
 

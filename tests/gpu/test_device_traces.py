@@ -10,9 +10,9 @@ import torch
 
 from perflab.bench import machine
 from perflab.bench.profiler import exported
-from perflab.kernels import faults, gaps, planted
-from perflab.kernels.trace import read
-from perflab.kernels.trim import trimmed, write
+from perflab.trace import faults, gaps, planted
+from perflab.trace.read import read
+from perflab.trace.trim import trimmed, write
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 import torch
 
-from perflab import places, question, vary
+from perflab import paths, question, vary
 from perflab.bench import machine, timing
 from perflab.loading.transfer import MIB, Pair, bus, grid, hidden_share, locked, over_sum, random_bytes
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 def taught(*names: str) -> dict:
     """What the notebook's cells that define these functions define."""
-    nb = nbformat.read(places.NOTEBOOKS / "03_host_to_device.ipynb", 4)
+    nb = nbformat.read(paths.NOTEBOOKS / "03_host_to_device.ipynb", 4)
     cells = [c.source for c in nb.cells if c.cell_type == "code"]
     scope: dict = {}
     for source in [cells[0], *(s for s in cells[1:] if any(f"def {name}(" in s for name in names))]:
@@ -27,7 +27,7 @@ def taught(*names: str) -> dict:
 
 
 def source_of(name: str) -> str:
-    nb = nbformat.read(places.NOTEBOOKS / "03_host_to_device.ipynb", 4)
+    nb = nbformat.read(paths.NOTEBOOKS / "03_host_to_device.ipynb", 4)
     return next(c.source for c in nb.cells if c.cell_type == "code" and f"def {name}(" in c.source)
 
 

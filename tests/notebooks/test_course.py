@@ -11,7 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from run import PIXEL, save, small_notebook
 
-from perflab.course import course, execute, normalise, paths, run_notebooks
+from perflab.course import course, execute, normalise, notebook_files, run_notebooks
 from perflab.course.form import WIDGET_VIEW, as_text, write
 from perflab.course.kernel import carrying, own_processes
 from perflab.course.report import page
@@ -38,7 +38,7 @@ def marked(env):
 
 def test_an_unknown_notebook_is_answered_with_those_that_exist():
     with pytest.raises(PerflabError, match="no notebook '77'; those of the course are"):
-        paths(["77"])
+        notebook_files(["77"])
 
 
 def test_a_file_that_is_no_notebook_is_one_sentence(tmp_path):

@@ -5,7 +5,7 @@ from nbformat.v4 import new_output
 from run import PIXEL, save, small_notebook
 
 from perflab.course import check
-from perflab.course.guard import MAX_BYTES, MEASURED
+from perflab.course.lint import MAX_BYTES, MEASURED
 
 
 def test_the_course_is_clean(notebook):

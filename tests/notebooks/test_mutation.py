@@ -7,7 +7,7 @@ import shutil
 import pytest
 from run import TEST_TIMEOUT_S, nbval, save
 
-from perflab import places
+from perflab import paths
 from perflab.course import check
 from perflab.course.form import read
 from perflab.course.replay import replay_env
@@ -55,7 +55,7 @@ def test_a_notebook_that_was_not_executed_is_refused(one_notebook, tmp_path):
 
 
 def test_a_changed_recorded_value_is_refused(one_notebook, tmp_path):
-    recorded = shutil.copytree(places.RECORDED, tmp_path / "recorded")
+    recorded = shutil.copytree(paths.RECORDED, tmp_path / "recorded")
     studies = sorted(recorded.glob(f"*/{one_notebook.stem[:2]}.*.json"))
     assert studies, f"nothing is recorded for {one_notebook.stem}"
     for study in studies:

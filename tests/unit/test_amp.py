@@ -9,7 +9,7 @@ from torch import nn
 from torch.autograd.profiler_util import Interval
 
 from perflab import PerflabError
-from perflab.kernels import amp, tf32
+from perflab.roofline import precision, tf32
 
 BF16, FP16 = torch.bfloat16, torch.float16
 KERNELS = {"gemm": (0, 50), "norm": (70, 120)}  # us
@@ -25,31 +25,31 @@ def mlp(blocks=4, width=64):
 
 def test_each_float32_tensor_that_a_linear_layer_gets_is_cast_once():
     """8 weights, 8 biases, and the input of the first; the activations after it are 16-bit."""
-    seen = amp.audit(mlp(), torch.randn(32, 64))
+    seen = precision.audit(mlp(), torch.randn(32, 64))
     assert seen.casts == 8 + 8 + 1
     assert seen.plain_operators == 12 and seen.operators == 12 + 17
     assert seen.casts_share == pytest.approx(17 / 29)
-    assert amp.audit(nn.GELU(), torch.randn(8)).casts == 0
+    assert precision.audit(nn.GELU(), torch.randn(8)).casts == 0
 
 
 def test_the_cache_casts_weights_once_a_region_and_activations_each_time():
     model, x = mlp(), torch.randn(32, 64)
-    seen = amp.audit(lambda x: [model(x) for _ in range(3)], x)
+    seen = precision.audit(lambda x: [model(x) for _ in range(3)], x)
     assert seen.casts == 16 + 3 and seen.casts_uncached == 3 * 17
 
 
 def test_products_run_in_the_low_dtype_and_a_loss_in_float32():
     model, x = nn.Linear(64, 64), torch.randn(32, 64)
-    seen = amp.audit(lambda x: nn.functional.mse_loss(model(x), x), x)
+    seen = precision.audit(lambda x: nn.functional.mse_loss(model(x), x), x)
     assert seen.dtypes_of("addmm") == "bfloat16" and seen.dtypes_of("mse_loss") == "float32"
     assert seen.dtypes_of("conv2d") == ""
-    half = amp.audit(model, x, dtype=FP16)
+    half = precision.audit(model, x, dtype=FP16)
     assert half.dtypes_of("addmm") == "float16"
 
 
 def test_the_audit_agrees_with_the_dtype_of_the_result():
     model, x = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Softmax(-1)), torch.randn(4, 16)
-    seen = amp.audit(model, x)
+    seen = precision.audit(model, x)
     with torch.autocast("cpu", BF16):
         out = model(x)
     assert seen.dtypes_of("_softmax") == str(out.dtype).removeprefix("torch.")
@@ -61,7 +61,7 @@ def test_the_audit_agrees_with_the_dtype_of_the_result():
 
 def test_parameters_stay_float32_and_a_16_bit_copy_comes_on_top():
     model = mlp()
-    seen = amp.audit(model, torch.randn(32, 64))
+    seen = precision.audit(model, torch.randn(32, 64))
     nbytes = sum(p.nbytes for p in model.parameters())
     assert seen.parameter_bytes == (nbytes, nbytes) and seen.parameter_dtypes == ("float32", "float32")
     assert seen.copy_bytes == nbytes // 2
@@ -70,7 +70,7 @@ def test_parameters_stay_float32_and_a_16_bit_copy_comes_on_top():
 def test_saved_bytes_are_the_activations_and_under_autocast_half_plus_the_copies():
     """A linear layer saves its input and its weight; the weight in float32 is the parameter itself."""
     model, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(32, 64)
-    seen = amp.audit(model, x)
+    seen = precision.audit(model, x)
     activations, weights = 2 * 32 * 64, 64 * 64
     plain, low = seen.saved_bytes
     assert plain == 4 * activations
@@ -80,11 +80,11 @@ def test_saved_bytes_are_the_activations_and_under_autocast_half_plus_the_copies
 def test_after_a_step_all_is_float32_under_autocast_and_16_bit_after_to():
     model, x = mlp(), torch.randn(32, 64)
     n = sum(p.numel() for p in model.parameters())
-    plain, low = amp.after_a_step(model, x), amp.after_a_step(model, x, dtype=BF16)
+    plain, low = precision.after_a_step(model, x), precision.after_a_step(model, x, dtype=BF16)
     assert plain == low
     assert [low[k] for k in ("parameters", "gradients", "states")] == ["float32"] * 3
     assert [low[f"{k}_bytes"] for k in ("parameter", "gradient", "state")] == [4 * n, 4 * n, 8 * n]
-    pure = amp.after_a_step(model.to(BF16), x.to(BF16))
+    pure = precision.after_a_step(model.to(BF16), x.to(BF16))
     assert [pure[f"{k}_bytes"] for k in ("parameter", "gradient", "state")] == [2 * n, 2 * n, 4 * n]
     assert all(p.grad is None for p in model.parameters())  # a copy was trained
 
@@ -92,36 +92,41 @@ def test_after_a_step_all_is_float32_under_autocast_and_16_bit_after_to():
 def test_an_audit_leaves_the_model_as_it_was():
     model, x = mlp(), torch.randn(32, 64)
     before = [p.clone() for p in model.parameters()]
-    amp.audit(model, x)
+    precision.audit(model, x)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
     assert not torch.is_autocast_enabled("cpu")
 
 
 def test_rows_are_an_operator_each_with_its_dtypes():
-    rows = amp.audit(mlp(1), torch.randn(32, 64)).rows()
+    rows = precision.audit(mlp(1), torch.randn(32, 64)).rows()
     assert rows == {
         "addmm": {"reads": "bfloat16", "writes": "bfloat16", "calls": 2},
         "gelu": {"reads": "bfloat16", "writes": "bfloat16", "calls": 1},
         "_to_copy": {"reads": "float32", "writes": "bfloat16", "calls": 5},
     }
-    assert list(amp.audit(mlp(1), torch.randn(32, 64)).table().columns) == ["operator", "reads", "writes", "calls"]
+    assert list(precision.audit(mlp(1), torch.randn(32, 64)).table().columns) == [
+        "operator",
+        "reads",
+        "writes",
+        "calls",
+    ]
 
 
 @pytest.mark.parametrize(
     ("call", "word"),
     [
-        (lambda: amp.audit(7), "a function or a model"),
-        (lambda: amp.audit(mlp(), torch.randn(1, 64), dtype=torch.float64), "bfloat16 or float16"),
-        (lambda: amp.audit(mlp().to(BF16), torch.randn(1, 64)), "16-bit already"),
-        (lambda: amp.audit(lambda: None), "no operator"),
-        (lambda: amp.audit(nn.Linear, torch.randn(1)), "is a class"),
-        (lambda: amp.audit(mlp(), torch.randn(1, 64), device="gpu"), "on gpu: it knows cpu and cuda"),
-        (lambda: torch.autocast("cpu", BF16)(amp.audit)(mlp(), torch.randn(1, 64)), "outside of torch.autocast"),
-        (lambda: amp.after_a_step(nn.ReLU(), torch.randn(1)), "parameters to train"),
-        (lambda: amp.after_a_step(mlp().requires_grad_(False), torch.randn(1, 64)), "parameters to train"),
-        (lambda: amp.after_a_step(7, torch.randn(1)), "not int"),
-        (lambda: amp.after_a_step(mlp(), torch.randn(1, 64), dtype="bf16"), "not to bf16"),
+        (lambda: precision.audit(7), "a function or a model"),
+        (lambda: precision.audit(mlp(), torch.randn(1, 64), dtype=torch.float64), "bfloat16 or float16"),
+        (lambda: precision.audit(mlp().to(BF16), torch.randn(1, 64)), "16-bit already"),
+        (lambda: precision.audit(lambda: None), "no operator"),
+        (lambda: precision.audit(nn.Linear, torch.randn(1)), "is a class"),
+        (lambda: precision.audit(mlp(), torch.randn(1, 64), device="gpu"), "on gpu: it knows cpu and cuda"),
+        (lambda: torch.autocast("cpu", BF16)(precision.audit)(mlp(), torch.randn(1, 64)), "outside of torch.autocast"),
+        (lambda: precision.after_a_step(nn.ReLU(), torch.randn(1)), "parameters to train"),
+        (lambda: precision.after_a_step(mlp().requires_grad_(False), torch.randn(1, 64)), "parameters to train"),
+        (lambda: precision.after_a_step(7, torch.randn(1)), "not int"),
+        (lambda: precision.after_a_step(mlp(), torch.randn(1, 64), dtype="bf16"), "not to bf16"),
     ],
 )
 def test_a_wrong_call_is_one_sentence(call, word):

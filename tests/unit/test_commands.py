@@ -7,7 +7,7 @@ import pytest
 
 from perflab import __main__, lab
 from perflab.errors import PerflabError
-from perflab.places import COURSE
+from perflab.paths import COURSE
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 
 from perflab import PerflabError
 from perflab.bench import closing, machine
-from perflab.kernels import fusion
+from perflab.launch import compile
 
 needs_compiler = pytest.mark.skipif(machine.missing("compiler") is not None, reason="no C++ compiler here")
 
@@ -88,7 +88,7 @@ def seen(tmp_path_factory):
     patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(own))
     processes = set(closing.kin())
     assert left_over() == set()
-    made = fusion.compiled(fused, *torch.randn(3, 1000))
+    made = compile.compiled(fused, *torch.randn(3, 1000))
     after = {
         "processes": set(closing.kin()) - processes,
         "folders": left_over(),
@@ -130,7 +130,7 @@ def test_another_size_later_stays_out_of_the_learners_cache(seen):
 @pytest.mark.slow
 def test_a_module_is_compiled_too_with_its_breaks_and_warns_of_nothing(seen, capfd, recwarn):
     model, x = Broken().requires_grad_(False), torch.randn(3, 4)
-    made = fusion.compiled(model, x)
+    made = compile.compiled(model, x)
     assert torch.allclose(made.call(x), model(x))
     assert (made.graphs, made.kernels) == (torch._dynamo.explain(model)(x).graph_count, 1) == (2, 1)
     assert [(b.operator, b.line) for b in made.breaks] == [("graph_break()", line(Broken, "break 1"))]
@@ -145,9 +145,9 @@ def interrupted(folder: str, said):
     inputs = torch.randn(3, 1000)
     try:
         while True:
-            fusion.compiled(fused, *inputs)
+            compile.compiled(fused, *inputs)
     except KeyboardInterrupt:
-        made = fusion.compiled(fused, *inputs)
+        made = compile.compiled(fused, *inputs)
         said.send((made.kernels, made.compile_s))
     said.recv()
 
@@ -190,14 +190,14 @@ def test_without_a_compiler_there_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert machine.missing("compiler")
     with pytest.raises(PerflabError, match=r"no C\+\+ compiler here") as caught:
-        fusion.compiled(fused, *torch.randn(3, 8))
+        compile.compiled(fused, *torch.randn(3, 8))
     assert "\n" not in str(caught.value)
     assert left_over() == set()
 
 
 def test_an_error_of_the_function_is_its_own():
     with pytest.raises(ZeroDivisionError):
-        fusion.breaks(lambda x: x + 1 / 0, torch.ones(1))
+        compile.breaks(lambda x: x + 1 / 0, torch.ones(1))
 
 
 @needs_compiler
@@ -211,7 +211,7 @@ def test_a_compiler_that_fails_is_one_sentence(seen, tmp_path, failing):
     compiler.chmod(0o755)
     before = left_over()
     with config.patch({"cpp.cxx": str(compiler)}), pytest.raises(PerflabError, match="compiler failed") as caught:
-        fusion.compiled(fused, *torch.randn(3, 8))
+        compile.compiled(fused, *torch.randn(3, 8))
     assert "\n" not in str(caught.value) and ("No space" in str(caught.value)) == ("No space" in failing)
     assert left_over() == before
 
@@ -219,7 +219,7 @@ def test_a_compiler_that_fails_is_one_sentence(seen, tmp_path, failing):
 def test_no_folder_for_the_compiler_is_one_sentence(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/nonexistent/folder")
     with pytest.raises(PerflabError, match="set TMPDIR"):
-        fusion.compiled(fused, *torch.randn(3, 8))
+        compile.compiled(fused, *torch.randn(3, 8))
 
 
 # -- breaks
@@ -230,7 +230,7 @@ def test_no_folder_for_the_compiler_is_one_sentence(monkeypatch):
     [(noisy, [".item()", "print"]), (branching, ["if on a tensor"]), (talking, ["print"]), (clean, [])],
 )
 def test_a_break_has_its_operator_and_line(function, operators):
-    found = fusion.breaks(function, torch.eye(4))
+    found = compile.breaks(function, torch.eye(4))
     assert [b.operator for b in found] == operators
     assert [b.line for b in found] == [line(function, f"break {k + 1}") for k in range(len(operators))]
     assert {b.file for b in found} <= {"test_fusion.py"}
@@ -239,20 +239,20 @@ def test_a_break_has_its_operator_and_line(function, operators):
 
 def test_explain_sees_the_same_breaks():
     theirs = torch._dynamo.explain(noisy)(torch.eye(4)).break_reasons
-    assert [r.user_stack[-1].lineno for r in theirs] == [b.line for b in fusion.breaks(noisy, torch.eye(4))]
+    assert [r.user_stack[-1].lineno for r in theirs] == [b.line for b in compile.breaks(noisy, torch.eye(4))]
 
 
 def test_a_break_in_a_called_function_is_named_once_and_there():
     def outer(x):
         return noisy(x * 2) + 1
 
-    assert [b.line for b in fusion.breaks(outer, torch.eye(4))] == [line(noisy, "break 1"), line(noisy, "break 2")]
+    assert [b.line for b in compile.breaks(outer, torch.eye(4))] == [line(noisy, "break 1"), line(noisy, "break 2")]
 
 
 def test_a_break_in_a_notebook_cell_has_no_path():
     scope = {}
     exec(compile("def f(x):\n    y = x + 1\n    return y * y.sum().item()", "/tmp/ipykernel_7/123.py", "exec"), scope)
-    (found,) = fusion.breaks(scope["f"], torch.ones(2))
+    (found,) = compile.breaks(scope["f"], torch.ones(2))
     assert str(found) == ".item() (cell, line 3): it reads a number from a tensor"
 
 
@@ -275,7 +275,7 @@ def theirs(function, inputs, **how) -> int:
 
 @pytest.mark.parametrize("look", ["first", "second"])
 def test_twelve_sizes_make_eight_graphs_and_then_run_eager(look):
-    seen = fusion.recompiles(lambda x: x.sin().sum(), sizes(12), dynamic=False)
+    seen = compile.recompiles(lambda x: x.sin().sum(), sizes(12), dynamic=False)
     assert (seen.graphs, seen.limit, seen.eager) == (8, 8, True)
     assert seen.how == ("compiled",) * 8 + ("eager",) * 4
     assert str(seen.failed[0]) == "call 1: size of x at dimension 0 was 2, now it is 3"
@@ -285,7 +285,7 @@ def test_twelve_sizes_make_eight_graphs_and_then_run_eager(look):
 
 @pytest.mark.parametrize("look", ["first", "second"])
 def test_left_alone_it_takes_the_size_as_changing(look):
-    seen = fusion.recompiles(lambda x: x.sin().sum(), sizes(12))
+    seen = compile.recompiles(lambda x: x.sin().sum(), sizes(12))
     assert (seen.graphs, seen.eager) == (2, False)
     assert seen.how == ("compiled",) * 2 + ("reused",) * 10
     assert len(seen.failed) == 1 and "eager" not in str(seen)
@@ -293,14 +293,14 @@ def test_left_alone_it_takes_the_size_as_changing(look):
 
 def test_twelve_texts_make_eight_graphs():
     calls = [(torch.ones(4), f"step{k}") for k in range(12)]
-    seen = fusion.recompiles(scaled, calls)
+    seen = compile.recompiles(scaled, calls)
     assert (seen.graphs, seen.eager) == (8, True)
     assert str(seen.failed[0]) == "call 1: name was 'step0', now it is 'step1'"
 
 
 @pytest.mark.parametrize("how", [{"dynamic": False}, {}])
 def test_torch_counts_the_same_graphs(how):
-    assert fusion.recompiles(clean_sum, sizes(5), **how).graphs == theirs(clean_sum, sizes(5), **how)
+    assert compile.recompiles(clean_sum, sizes(5), **how).graphs == theirs(clean_sum, sizes(5), **how)
 
 
 def clean_sum(x):
@@ -308,23 +308,23 @@ def clean_sum(x):
 
 
 def test_a_tensor_in_place_of_a_number_is_compiled_once():
-    seen = fusion.recompiles(lambda x, s: x * s, [(torch.ones(4), torch.tensor(float(k))) for k in range(5)])
+    seen = compile.recompiles(lambda x, s: x * s, [(torch.ones(4), torch.tensor(float(k))) for k in range(5)])
     assert (seen.graphs, seen.failed, seen.eager) == (1, (), False)
 
 
 def test_another_dtype_is_named():
-    seen = fusion.recompiles(lambda x: x + 1, [(torch.ones(3),), (torch.ones(3).double(),)])
+    seen = compile.recompiles(lambda x: x + 1, [(torch.ones(3),), (torch.ones(3).double(),)])
     assert "x" in str(seen.failed[0]) and "ouble" in seen.failed[0].now
 
 
 @pytest.mark.parametrize("inputs", [[], None, 3, "ab", torch.ones(3), {"x": 1}, iter([])])
 def test_no_list_of_inputs_is_one_sentence(inputs):
     with pytest.raises(PerflabError, match="at least one call"):
-        fusion.recompiles(clean_sum, inputs)
+        compile.recompiles(clean_sum, inputs)
 
 
 def test_what_has_no_operator_is_not_said_to_have_reached_a_limit():
-    seen = fusion.recompiles(lambda x: 3, sizes(3))
+    seen = compile.recompiles(lambda x: 3, sizes(3))
     assert (seen.graphs, seen.eager, set(seen.how)) == (0, False, {"eager"})
     assert "nothing of it is compiled" in str(seen) and "limit" not in str(seen)
 
@@ -334,7 +334,7 @@ def test_a_global_that_changed_is_named_as_it_is_written():
         GROWN.append(1)
         return x + len(GROWN)
 
-    seen = fusion.recompiles(grows, sizes(2)[:1] * 2)
+    seen = compile.recompiles(grows, sizes(2)[:1] * 2)
     assert str(seen.failed[0]) == "call 1: the condition was not GROWN"
 
 
@@ -349,16 +349,16 @@ class Counting(torch.nn.Module):
 
 
 def test_a_module_says_what_changed_by_the_names_of_its_source():
-    counting = fusion.recompiles(Counting(), [(torch.ones(3), 2.0)] * 3)
+    counting = compile.recompiles(Counting(), [(torch.ones(3), 2.0)] * 3)
     assert str(counting.failed[0]) == "call 1: Counting.calls was 0"
-    scales = fusion.recompiles(torch.nn.ReLU(), sizes(2))
+    scales = compile.recompiles(torch.nn.ReLU(), sizes(2))
     assert str(scales.failed[0]) == "call 1: size of input at dimension 0 was 2, now it is 3"
-    graded = fusion.recompiles(clean_sum, [(torch.ones(3),), (torch.ones(3, requires_grad=True),)])
+    graded = compile.recompiles(clean_sum, [(torch.ones(3),), (torch.ones(3, requires_grad=True),)])
     assert str(graded.failed[0]) == "call 1: requires_grad of x was 0"
 
 
 def test_a_method_of_no_module_is_named():
-    (found,) = fusion.breaks(lambda x: x * random.random(), torch.ones(3))
+    (found,) = compile.breaks(lambda x: x * random.random(), torch.ones(3))
     assert found.operator == "Random.random"
 
 
@@ -373,14 +373,14 @@ GROWN = []
     [(10, 3e-3, 1e-3, 5000), (10, 1e-3, 1e-3, math.inf), (10, 1e-3, 2e-3, math.inf), (1, 2, 0.5, 1), (0, 2, 1, 0)],
 )
 def test_break_even_is_the_cost_over_the_gain_of_a_call(compile_s, before_s, after_s, calls):
-    assert fusion.break_even(compile_s, before_s, after_s) == calls
+    assert compile.break_even(compile_s, before_s, after_s) == calls
 
 
 def test_the_modes_with_cuda_graphs_are_two():
-    with_graphs = {name for name, row in fusion.modes().items() if row["cuda_graphs"] == "yes"}
+    with_graphs = {name for name, row in compile.modes().items() if row["cuda_graphs"] == "yes"}
     assert with_graphs == {"reduce-overhead", "max-autotune"}
 
 
 def test_an_unknown_mode_is_one_sentence():
     with pytest.raises(PerflabError, match="reduce-overhead"):
-        fusion.compiled(fused, *torch.ones(3, 2), mode="fastest")
+        compile.compiled(fused, *torch.ones(3, 2), mode="fastest")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from perflab import places
+from perflab import paths
 from perflab.errors import PerflabError
 from perflab.loading import images as choosing
 from perflab.loading import synthetic as module
@@ -161,7 +161,7 @@ def test_an_unfinished_file_does_not_count_and_is_removed(tmp_path):
 def start(folder):
     code = "import sys; from perflab.loading.synthetic import make; make(folder=sys.argv[1], counts={'1080p': 8})"
     command = [sys.executable, "-c", code, str(folder)]
-    return subprocess.Popen(command, cwd=places.COURSE, stderr=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(command, cwd=paths.COURSE, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def first_file(folder):
@@ -238,7 +238,7 @@ def test_a_write_that_stops_half_way_is_a_sentence_and_leaves_no_file(tmp_path):
 
 def test_the_learners_folder_serves_where_the_course_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(places, "DATA", tmp_path / "file")
+    monkeypatch.setattr(paths, "DATA", tmp_path / "file")
     monkeypatch.setenv("PERFLAB_HOME", str(tmp_path / "home"))
     assert make(counts={"500x375": 1}) == tmp_path / "home/images"
     monkeypatch.setenv("PERFLAB_HOME", str(tmp_path / "file"))
@@ -247,7 +247,7 @@ def test_the_learners_folder_serves_where_the_course_cannot_be_written(tmp_path,
 
 
 def test_images_are_made_when_they_are_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "DATA", tmp_path)
+    monkeypatch.setattr(paths, "DATA", tmp_path)
     monkeypatch.setattr(module, "QUICK", COUNTS)
     found = images()
     assert [path.name for path in found.paths] == ["0000.jpg", "0001.jpg", "0002.jpg"]
@@ -389,5 +389,5 @@ def test_two_workers_deliver_what_one_process_reads(made, method):
 
 def test_a_worker_needs_nothing_that_draws():
     code = "import sys, perflab.loading.images; print({'matplotlib', 'pandas', 'ipywidgets'} & {*sys.modules})"
-    printed = subprocess.check_output([sys.executable, "-c", code], cwd=places.COURSE, text=True)
+    printed = subprocess.check_output([sys.executable, "-c", code], cwd=paths.COURSE, text=True)
     assert printed.strip() == "set()"

@@ -25,13 +25,13 @@ from perflab.bench import machine
 from perflab.bench.estimate import HOLDS
 from perflab.bench.result import Metric
 from perflab.course.form import read
-from perflab.learn.problems.knobs import Readings
-from perflab.loading import knobs
+from perflab.loading import inflight
 from perflab.loading.datasets import PACES, Paced
-from perflab.loading.deaths import explain_worker_death, explained
+from perflab.loading.errors import explain_worker_death, explained
+from perflab.loading.exercises_02 import Readings
 from perflab.loading.flight import load_times, queue, waiting
-from perflab.loading.text import Sentences
-from perflab.places import NOTEBOOKS
+from perflab.loading.props import Sentences
+from perflab.paths import NOTEBOOKS
 
 FORK = {"multiprocessing_context": "fork"}
 SHM = os.path.isdir("/dev/shm")
@@ -89,7 +89,7 @@ class Stream(IterableDataset):
 def test_batches_in_flight_are_workers_times_prefetch_factor(workers, ahead):
     data = Counted()
     loader = DataLoader(data, 3, num_workers=workers, prefetch_factor=ahead, **FORK)
-    seen = knobs.in_flight(loader)
+    seen = inflight.in_flight(loader)
     assert seen == {"asked": workers * ahead, "made": workers * ahead, "after_one": workers * ahead + 1}
     assert data.made.value == 3 * (workers * ahead + 1)
 
@@ -109,14 +109,14 @@ def test_batches_in_flight_are_workers_times_prefetch_factor(workers, ahead):
     ],
 )
 def test_in_flight_of_any_map_style_loader(loader, seen):
-    assert tuple(knobs.in_flight(loader).values()) == seen
+    assert tuple(inflight.in_flight(loader).values()) == seen
 
 
 def test_in_flight_leaves_the_loader_and_no_process_behind():
     loader = DataLoader(Counted(), 4, num_workers=2, persistent_workers=True, **FORK)
     batches = iter(loader)
     mine = {child.pid for child in multiprocessing.active_children()}
-    knobs.in_flight(loader)
+    inflight.in_flight(loader)
     assert {child.pid for child in multiprocessing.active_children()} == mine and len(mine) == 2
     assert len(list(batches)) == 250
     batches._shutdown_workers()
@@ -125,7 +125,7 @@ def test_in_flight_leaves_the_loader_and_no_process_behind():
 @pytest.mark.parametrize("wrong", [DataLoader(Stream(), 4), [1, 2], None])
 def test_in_flight_of_what_has_no_indices_is_one_sentence(wrong):
     with pytest.raises(PerflabError, match="count its samples"):
-        knobs.in_flight(wrong)
+        inflight.in_flight(wrong)
 
 
 def test_a_dataset_that_raises_is_one_sentence_with_its_error():
@@ -138,7 +138,7 @@ def test_a_dataset_that_raises_is_one_sentence_with_its_error():
 
     for data, how, said in ((Bad(), {}, "ZeroDivisionError"), (Counted(), {"collate_fn": fails}, "KeyError")):
         with pytest.raises(PerflabError, match=f"cannot make its batches .{said}: .*mend the dataset first"):
-            knobs.in_flight(DataLoader(data, 4, num_workers=2, **how, **FORK), patience_s=0.3)
+            inflight.in_flight(DataLoader(data, 4, num_workers=2, **how, **FORK), patience_s=0.3)
     assert multiprocessing.active_children() == []
 
 
@@ -167,16 +167,16 @@ def storages(batch) -> int:
 )
 def test_batch_bytes_are_those_of_a_real_batch(item):
     loader = DataLoader(Stored(item), 32)
-    assert knobs.batch_bytes(loader) == storages(default_collate([item] * 32))
+    assert inflight.batch_bytes(loader) == storages(default_collate([item] * 32))
 
 
 def test_batch_bytes_of_other_loaders():
-    assert knobs.batch_bytes(DataLoader(Stream(), 512)) == 512 * 64
-    assert knobs.batch_bytes(DataLoader(Stored(torch.zeros(2048)), None)) == 8192
-    assert knobs.batch_bytes(DataLoader(Stored(torch.zeros(2048), items=3), 64)) == 3 * 8192
-    assert knobs.batch_bytes(DataLoader(Stored(torch.zeros(2048)), batch_sampler=[[1, 2], [3, 4]])) == 2 * 8192
-    assert knobs.batch_bytes(DataLoader(Endless(), 4, sampler=range(99))) == 4 * 8192
-    assert knobs.batch_bytes(DataLoader([], 4)) == 0
+    assert inflight.batch_bytes(DataLoader(Stream(), 512)) == 512 * 64
+    assert inflight.batch_bytes(DataLoader(Stored(torch.zeros(2048)), None)) == 8192
+    assert inflight.batch_bytes(DataLoader(Stored(torch.zeros(2048), items=3), 64)) == 3 * 8192
+    assert inflight.batch_bytes(DataLoader(Stored(torch.zeros(2048)), batch_sampler=[[1, 2], [3, 4]])) == 2 * 8192
+    assert inflight.batch_bytes(DataLoader(Endless(), 4, sampler=range(99))) == 4 * 8192
+    assert inflight.batch_bytes(DataLoader([], 4)) == 0
 
 
 def test_a_stream_that_can_be_read_once_is_not_used_up():
@@ -187,7 +187,7 @@ def test_a_stream_that_can_be_read_once_is_not_used_up():
         def __iter__(self):
             return self.numbers
 
-    assert knobs.batch_bytes(DataLoader(once := Once(), 4)) == os.sysconf("SC_PAGESIZE")
+    assert inflight.batch_bytes(DataLoader(once := Once(), 4)) == os.sysconf("SC_PAGESIZE")
     assert list(once.numbers) == list(range(9))
 
 
@@ -203,7 +203,7 @@ def test_a_file_that_is_opened_lazily_is_not_opened_here(tmp_path):
 
     (tmp_path / "x").write_bytes(bytes(1024))
     data = Lazy(tmp_path / "x")
-    assert knobs.batch_bytes(DataLoader(data, 4)) == 4 * 8 * 1024 and data.file is None
+    assert inflight.batch_bytes(DataLoader(data, 4)) == 4 * 8 * 1024 and data.file is None
 
 
 def test_looking_at_a_sample_leaves_the_random_streams_alone():
@@ -212,7 +212,7 @@ def test_looking_at_a_sample_leaves_the_random_streams_alone():
             return torch.rand(4), np.random.random(), random.random()
 
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    knobs.batch_bytes(DataLoader(Draws(0), 4))
+    inflight.batch_bytes(DataLoader(Draws(0), 4))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
 
@@ -226,9 +226,9 @@ def test_a_sample_that_cannot_be_had_is_one_sentence():
         raise KeyError("label")
 
     with pytest.raises(PerflabError, match=r"OSError: disk gone.*mend the dataset"):
-        knobs.batch_bytes(DataLoader(Bad(0), 4))
+        inflight.batch_bytes(DataLoader(Bad(0), 4))
     with pytest.raises(PerflabError, match="KeyError: 'label'"):
-        knobs.fitting(DataLoader(Stored(0), 4, collate_fn=fails, num_workers=1))
+        inflight.fitting(DataLoader(Stored(0), 4, collate_fn=fails, num_workers=1))
 
 
 @pytest.mark.skipif(not SHM, reason="no /dev/shm here")
@@ -237,15 +237,15 @@ def test_bytes_in_flight_are_seen_in_shared_memory_within_a_fifth(dtype, ahead):
     item = torch.zeros(3, 128, 128, dtype=dtype)
     loader = DataLoader(Stored(item), 64, num_workers=2, prefetch_factor=ahead, **FORK)
     told = 2 * ahead * 64 * item.numel() * item.element_size()
-    assert knobs.flight_bytes(loader) == told
-    seen = [knobs.seen_bytes(loader) for _ in range(3)]  # others on this machine use /dev/shm too
+    assert inflight.flight_bytes(loader) == told
+    seen = [inflight.seen_bytes(loader) for _ in range(3)]  # others on this machine use /dev/shm too
     assert statistics.median(seen) == pytest.approx(told, rel=0.2)
 
 
 def test_what_fits_is_given_back_and_starts_nothing():
     loader = DataLoader(Stored(torch.zeros(9)), 4, num_workers=2, **FORK)
     none = DataLoader(Stored(torch.empty(2**40, device="meta")), 4)
-    assert knobs.fitting(loader) is loader and knobs.fitting(none) is none
+    assert inflight.fitting(loader) is loader and inflight.fitting(none) is none
     assert multiprocessing.active_children() == []
 
 
@@ -255,14 +255,14 @@ def test_what_does_not_fit_is_one_sentence_with_its_figures(shm, ram, word, monk
     monkeypatch.setattr(machine, "ram_bytes", lambda: ram)
     loader = DataLoader(Stored(torch.zeros(2**16)), 4, num_workers=2, prefetch_factor=3, **FORK)
     with pytest.raises(PerflabError, match=r"2 x 3 \+ 1 batches of 1\.00 MiB take 7\.00 MiB") as said:
-        knobs.fitting(loader)
+        inflight.fitting(loader)
     assert word in str(said.value) or not SHM
     assert len(str(said.value)) < 200 and multiprocessing.active_children() == []
 
 
 def test_a_value_that_does_not_fit_is_a_row_and_the_sweep_goes_on():
     def prepare(ahead):
-        return knobs.fitting(DataLoader(Stored(torch.zeros(1024)), 64, num_workers=1, prefetch_factor=ahead, **FORK))
+        return inflight.fitting(DataLoader(Stored(torch.zeros(1024)), 64, num_workers=1, prefetch_factor=ahead, **FORK))
 
     r = vary("ahead", [2, 10**9], lambda loader: next(iter(loader)), prepare=prepare, study="t.fit", budget_s=0.1)
     assert "batches of 256 KiB take" in r.reasons[label := "1000000000"] and label not in r.measured
@@ -330,22 +330,22 @@ def test_held_bytes_are_the_private_memory_of_living_children():
     child.start()
     try:
         assert ready.wait(20)
-        held = knobs.held_bytes()
+        held = inflight.held_bytes()
         assert held == pytest.approx(psutil.Process(child.pid).memory_full_info().uss, rel=0.05)
-        assert held > 50 * 2**20 and knobs.held_bytes("spawn") == 0
+        assert held > 50 * 2**20 and inflight.held_bytes("spawn") == 0
     finally:
         done.set()
         child.join()
-    assert knobs.held_bytes() == 0
+    assert inflight.held_bytes() == 0
 
 
 def test_a_difference_is_paired_by_rounds():
     rounds = {"a": {r: 10.0 * r + 3 for r in range(1, 9)}, "b": {r: 10.0 * r for r in range(2, 12)}}
     metric = Metric("epoch_s", "s", rounds, {"c": "out of memory"})
-    seen = knobs.difference(metric, "a", "b")
+    seen = inflight.difference(metric, "a", "b")
     assert (seen.mid, seen.lo, seen.hi, seen.n, seen.unit) == (3, 3, 3, 7, "s")
-    assert knobs.difference(metric, "b", "a").at_most(-3).state == HOLDS
-    assert "out of memory" in knobs.difference(metric, "a", "c").why
+    assert inflight.difference(metric, "b", "a").at_most(-3).state == HOLDS
+    assert "out of memory" in inflight.difference(metric, "a", "c").why
 
 
 # -- deaths
@@ -630,7 +630,7 @@ def test_an_interrupt_of_what_is_observed_leaves_no_worker(tmp_path):
             os.killpg(child.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("call", [knobs.flight_bytes, knobs.fitting, knobs.in_flight])
+@pytest.mark.parametrize("call", [inflight.flight_bytes, inflight.fitting, inflight.in_flight])
 def test_what_is_no_loader_is_refused_in_a_sentence(call):
     with pytest.raises(PerflabError, match="DataLoader"):
         call(3)

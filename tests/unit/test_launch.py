@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from perflab import PerflabError, places, question
+from perflab import PerflabError, paths, question
 from perflab.bench import machine
 from perflab.bench.result import Result
-from perflab.kernels import hierarchy, launch, pipeline
-from perflab.learn.problems import launch as problems
+from perflab.launch import dispatch, hierarchy, timeline
+from perflab.launch import exercises as problems
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize(("ops", "n"), [(1, 1), (3, 5), (198, 64)])
 def test_a_chain_is_add_relu_mul_over_and_over(ops, n):
-    call, (x, y) = launch.chain(ops, n)
+    call, (x, y) = dispatch.chain(ops, n)
     expected, other = x.tolist(), y.tolist()
     for k in range(ops):
         step = (lambda a, b: a + b, lambda a, b: max(a, 0.0), lambda a, b: a * b)[k % 3]
@@ -37,8 +37,8 @@ def test_a_chain_is_add_relu_mul_over_and_over(ops, n):
 
 
 def test_a_chain_of_198_dispatches_66_of_each_and_stays_near_one():
-    call, inputs = launch.chain(198, 4096)
-    names = launch.dispatched(lambda: call(*inputs))
+    call, inputs = dispatch.chain(198, 4096)
+    names = dispatch.dispatched(lambda: call(*inputs))
     assert {name: names.count(name) for name in set(names)} == {
         "aten.add.Tensor": 66,
         "aten.relu.default": 66,
@@ -49,14 +49,14 @@ def test_a_chain_of_198_dispatches_66_of_each_and_stays_near_one():
 
 
 def test_a_chain_has_the_same_numbers_each_time_it_is_built():
-    (_, a), (_, b) = launch.chain(3, 100), launch.chain(3, 100)
+    (_, a), (_, b) = dispatch.chain(3, 100), dispatch.chain(3, 100)
     assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize(("ops", "n"), [(0, 4), (4, 0), (-1, 4), (3.5, 4), ("3", 4), (3, None), (math.nan, 4)])
 def test_a_chain_of_nothing_is_one_sentence(ops, n):
     with pytest.raises(PerflabError, match="at least 1"):
-        launch.chain(ops, n)
+        dispatch.chain(ops, n)
 
 
 # -- who chooses
@@ -65,7 +65,7 @@ def test_a_chain_of_nothing_is_one_sentence(ops, n):
 def test_a_matrix_product_is_one_operator_for_the_dispatcher():
     a, b = torch.rand(4, 8), torch.rand(8, 2)
     with FlopCounterMode(display=False) as flops:
-        names = launch.dispatched(lambda: a @ b)
+        names = dispatch.dispatched(lambda: a @ b)
     assert names == ["aten.mm.default"]
     assert list(map(str, flops.get_flop_counts()["Global"])) == ["aten.mm"]  # torch's own counter saw the same one
 
@@ -73,11 +73,11 @@ def test_a_matrix_product_is_one_operator_for_the_dispatcher():
 def test_keys_follow_device_layout_and_mode_and_neither_dtype_nor_shape():
     x = torch.rand(8, 8)
     same = [x.double(), x.bfloat16(), x[:2], x.t(), torch.rand(3, 3, 3)]
-    assert {launch.keys(x) for x in same} == {launch.keys(x)} and "CPU" in launch.keys(x)
+    assert {dispatch.keys(x) for x in same} == {dispatch.keys(x)} and "CPU" in dispatch.keys(x)
     with torch.inference_mode():
         inference = torch.rand(8, 8)
     others = [x.to("meta"), x.to_sparse(), inference]
-    assert all(launch.keys(o) != launch.keys(x) for o in others)
+    assert all(dispatch.keys(o) != dispatch.keys(x) for o in others)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_keys_follow_device_layout_and_mode_and_neither_dtype_nor_shape():
     ],
 )
 def test_a_kernel_is_told_by_its_name(kernel, whose):
-    assert launch.family(kernel) == whose
+    assert dispatch.family(kernel) == whose
 
 
 @pytest.mark.parametrize("call", [3, None, "f", torch.nn.ReLU, lambda x: x])
 def test_what_cannot_be_called_is_one_sentence(call):
     with pytest.raises(PerflabError, match=r"^dispatched (needs|calls it)"):
-        launch.dispatched(call)
+        dispatch.dispatched(call)
 
 
 @pytest.mark.skipif(machine.cuda_devices() > 0, reason="this machine has CUDA")
-@pytest.mark.parametrize("ask", [launch.kernels, launch.submitted])
+@pytest.mark.parametrize("ask", [dispatch.kernels, dispatch.submitted])
 def test_kernels_need_a_device(ask):
     with pytest.raises(PerflabError, match="no CUDA device here"):
         ask(lambda: torch.ones(3) + 1)
@@ -116,15 +116,15 @@ def test_kernels_need_a_device(ask):
 
 def test_the_hosts_share_is_reported_and_the_device_is_waited_for_before(monkeypatch):
     order = []
-    monkeypatch.setattr(launch.timing, "synchronize", lambda: order.append("synchronize"))
-    seen = launch.issued(lambda: order.append("call"))
+    monkeypatch.setattr(dispatch.timing, "synchronize", lambda: order.append("synchronize"))
+    seen = dispatch.issued(lambda: order.append("call"))
     assert order == ["synchronize", "call"] and 0 <= seen["host_s"] < 1
 
 
 def test_a_row_is_timed_by_the_host_and_its_kernels_by_the_profiler(monkeypatch):
     calls = []
-    monkeypatch.setattr(launch.timing, "busy", lambda call: (call(), 0.25)[1])
-    seen = launch.worked(lambda: calls.append(1), times=3)
+    monkeypatch.setattr(dispatch.timing, "busy", lambda call: (call(), 0.25)[1])
+    seen = dispatch.worked(lambda: calls.append(1), times=3)
     assert seen["busy_s"] == 0.25 and len(calls) == 7
     assert len(seen["wall_s"]) == len(seen["host_s"]) == 3 and all(0 <= x < 1 for x in seen["wall_s"] + seen["host_s"])
 
@@ -133,11 +133,11 @@ def test_a_row_is_timed_by_the_host_and_its_kernels_by_the_profiler(monkeypatch)
 
 
 def test_the_sources_example_is_idle_for_exactly_eighty_percent():
-    line = pipeline.predicted(200, 2e-6, 10e-6)
+    line = timeline.predicted(200, 2e-6, 10e-6)
     assert line.busy_share == pytest.approx(0.2, abs=1e-12) and line.span_s == pytest.approx(2.002e-3)
-    waiting = pipeline.predicted(200, 2e-6, 10e-6, synchronous=True)
+    waiting = timeline.predicted(200, 2e-6, 10e-6, synchronous=True)
     assert waiting.idle_share == pytest.approx(5 / 6) and waiting.span_s == pytest.approx(2.4e-3)
-    rows = pipeline.rows(200, 2e-6, 10e-6)
+    rows = timeline.rows(200, 2e-6, 10e-6)
     assert [rows[name]["idle_percent"] for name in ("asynchronous", "synchronous")] == [80.0, 83.3]
 
 
@@ -170,7 +170,7 @@ def simulated(ops, kernel_ns, launch_ns, synchronous):
 @pytest.mark.parametrize("synchronous", [False, True])
 @pytest.mark.parametrize(("kernel_ns", "launch_ns"), [(2, 10), (10, 2), (7, 7), (1, 3)])
 def test_the_time_line_is_what_a_simulation_of_two_workers_gives(kernel_ns, launch_ns, synchronous):
-    line = pipeline.predicted(40, kernel_ns * 1e-9, launch_ns * 1e-9, synchronous)
+    line = timeline.predicted(40, kernel_ns * 1e-9, launch_ns * 1e-9, synchronous)
     span, busy = simulated(40, kernel_ns, launch_ns, synchronous)
     assert line.span_s * 1e9 == pytest.approx(span) and busy == 40 * kernel_ns
     assert line.busy_share == pytest.approx(busy / span, abs=0.04)  # the two ends of the row are left out of it
@@ -178,7 +178,7 @@ def test_the_time_line_is_what_a_simulation_of_two_workers_gives(kernel_ns, laun
 
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_one_thing_at_a_time_and_no_kernel_before_its_launch(synchronous):
-    line = pipeline.predicted(50, 3e-6, 5e-6, synchronous)
+    line = timeline.predicted(50, 3e-6, 5e-6, synchronous)
     for lane in (line.host, line.device):
         assert len(lane) == 50 and all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(lane))
     assert all(launched[1] <= ran[0] for launched, ran in zip(line.host, line.device, strict=True))
@@ -190,7 +190,7 @@ def test_one_thing_at_a_time_and_no_kernel_before_its_launch(synchronous):
 )
 def test_a_time_line_of_nothing_is_one_sentence(wrong):
     with pytest.raises(PerflabError, match="at least one operator"):
-        pipeline.predicted(*wrong)
+        timeline.predicted(*wrong)
 
 
 def busy_result(source="here") -> Result:
@@ -201,11 +201,11 @@ def busy_result(source="here") -> Result:
 
 
 def test_the_explorer_draws_at_both_ends_and_takes_over_a_measured_setting():
-    points = {"small": pipeline.Point.of(busy_result(), "small", 1e-6, 10e-6)}
-    points["large"] = pipeline.Point.of(busy_result("some-gpu"), "large", 40e-6, 8e-6)
-    points["slow"] = pipeline.Point.of(busy_result("some-gpu"), "large", 400e-6, 8e-6)
-    points["nothing"] = pipeline.Point(math.nan, math.nan, math.nan, "here")
-    explorer = pipeline.explore_launch(points)
+    points = {"small": timeline.Point.of(busy_result(), "small", 1e-6, 10e-6)}
+    points["large"] = timeline.Point.of(busy_result("some-gpu"), "large", 40e-6, 8e-6)
+    points["slow"] = timeline.Point.of(busy_result("some-gpu"), "large", 400e-6, 8e-6)
+    points["nothing"] = timeline.Point(math.nan, math.nan, math.nan, "here")
+    explorer = timeline.explore_launch(points)
     for name, control in explorer.controls.items():
         first = control.value
         for value in getattr(control, "options", None) or (getattr(control, "min", True), getattr(control, "max", 0)):
@@ -226,7 +226,7 @@ def test_the_explorer_draws_at_both_ends_and_takes_over_a_measured_setting():
 
 
 def test_the_explorer_needs_no_measurement():
-    explorer = pipeline.explore_launch()
+    explorer = timeline.explore_launch()
     assert explorer.error is None and "model" in explorer.alt and "times as fast" in explorer.caption.value
 
 
@@ -292,7 +292,7 @@ def test_the_last_line_of_the_probe_is_what_counts(answering):
 
 
 def test_asking_nothing_touches_no_gpu():
-    code = "import torch, perflab.kernels.launch, perflab.kernels.hierarchy; print(torch.cuda.is_initialized())"
+    code = "import torch, perflab.launch.dispatch, perflab.launch.hierarchy; print(torch.cuda.is_initialized())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -301,7 +301,7 @@ def test_asking_nothing_touches_no_gpu():
 
 
 def code_with(name: str) -> str:
-    nb = nbformat.read(places.NOTEBOOKS / "04_kernel_launch.ipynb", 4)
+    nb = nbformat.read(paths.NOTEBOOKS / "04_kernel_launch.ipynb", 4)
     return next(c.source for c in nb.cells if c.cell_type == "code" and f"def {name}(" in c.source)
 
 
@@ -317,7 +317,7 @@ def test_the_model_that_is_shown_is_the_one_that_is_checked():
     for seed in range(3):
         inputs = problems._inputs(seed, "cpu")
         assert torch.equal(shown(*inputs), problems.heads(*inputs))
-    assert len(launch.dispatched(lambda: shown(*inputs))) == len(launch.dispatched(lambda: problems.heads(*inputs)))
+    assert len(dispatch.dispatched(lambda: shown(*inputs))) == len(dispatch.dispatched(lambda: problems.heads(*inputs)))
 
 
 class Device:
@@ -489,7 +489,7 @@ def test_right_numbers_are_judged_by_the_clock(monkeypatch, gain, spread, state,
     assert outcome.state == state and word in outcome.sentence
     if state == "Not right":
         inputs = problems._inputs(0, "cpu")
-        assert f"calls {len(launch.dispatched(lambda: solved()(*inputs)))} operators" in outcome.sentence
+        assert f"calls {len(dispatch.dispatched(lambda: solved()(*inputs)))} operators" in outcome.sentence
 
 
 @pytest.fixture
@@ -502,7 +502,7 @@ def test_the_reference_solution_is_fast_enough_on_this_machine(quick):
     outcome = question("04.1").check(solved())
     assert outcome.state in ("Correct", "CANNOT TELL"), outcome
     left, whole = (
-        len(launch.dispatched(lambda c=c: c(*problems._inputs(0, "cpu")))) for c in (solved(), problems.heads)
+        len(dispatch.dispatched(lambda c=c: c(*problems._inputs(0, "cpu")))) for c in (solved(), problems.heads)
     )
     assert 20 * left < whole
 
@@ -516,7 +516,7 @@ def test_the_model_itself_is_right_and_not_faster(quick):
 def test_busy_shares_by_hand():
     q = question("04.2")
     assert q.check(eval(q.problem.solution)).state == q.check([50, 100, 33]).state == "Correct"
-    lines = [pipeline.predicted(100, k, s, wait) for k, s, wait in problems.SETTINGS]
+    lines = [timeline.predicted(100, k, s, wait) for k, s, wait in problems.SETTINGS]
     assert q.check([100 * line.busy_share for line in lines]).state == "Correct"
     for answer, word in [
         (50, "list of three"),

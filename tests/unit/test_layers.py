@@ -3,53 +3,103 @@
 import ast
 import subprocess
 import sys
+from collections import Counter, defaultdict
+from functools import cache
 
 import pytest
 
-from perflab import places
+from perflab import paths
 
-FLOORS = ["bench", "show", "loading", "kernels", "memory", "parallel", "doctor", "triage", "learn"]
-LAZY_EXCEPTION = {("bench", "show")}  # a Result draws itself
-SOURCES = sorted((places.COURSE / "perflab").rglob("*.py"))
+FLOORS = [
+    *("bench", "show", "learn", "start", "loading", "launch", "roofline", "trace"),
+    *("memory", "parallel", "doctor", "triage", "case", "course"),
+]
+PACKAGE = paths.COURSE / "perflab"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {path: ("perflab", *path.relative_to(PACKAGE).with_suffix("").parts) for path in SOURCES}
+NAMES = {".".join(parts).removesuffix(".__init__"): path for path, parts in MODULES.items()}
 
 
 def _room(path):
-    parts = path.relative_to(places.COURSE / "perflab").parts
-    return parts[0] if len(parts) > 1 else ""
+    return MODULES[path][1] if len(MODULES[path]) > 2 else ""
 
 
+@cache
 def _imports(path):
-    """(room, is it inside a function) of every import of this package."""
-    tree = ast.parse(path.read_text())
-    inner = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            names = [f"{module}.{a.name}" if module == "perflab" else module for a in node.names]
-        elif isinstance(node, ast.Import):
-            names = [a.name for a in node.names]
-        else:
-            continue
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "perflab" and len(parts) > 1 and parts[1] in FLOORS:
-                yield parts[1], id(node) in inner
+    """The modules of this package that a module imports, those inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in NAMES}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(MODULES[path][: -node.level]) if node.level else ""
+            module = ".".join(filter(None, [base, node.module]))
+            for alias in node.names:
+                full = f"{module}.{alias.name}"
+                found |= {full if full in NAMES else module} & set(NAMES)
+    return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(places.COURSE)))
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_a_room_imports_only_rooms_below_it(path):
-    room = _room(path)
-    if room not in FLOORS:
-        return
-    for other, inside in _imports(path):
-        below = FLOORS.index(other) <= FLOORS.index(room)
-        assert below or (inside and (room, other) in LAZY_EXCEPTION), f"{room} imports {other}"
+    if room := _room(path):
+        assert room in FLOORS
+        above = [name for name in _imports(path) if FLOORS.index(room) < _floor(name)]
+        assert not above, f"{room} imports {', '.join(above)}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(places.COURSE)))
-def test_a_file_fits_the_head(path):
-    assert len(path.read_text().splitlines()) <= 330
-    assert ast.get_docstring(ast.parse(path.read_text())), "a module opens by saying what it is for"
+def _floor(name):
+    """The floor of a module's room; errors and paths are the ground, the other top-level modules stand above all."""
+    room = _room(NAMES[name])
+    return FLOORS.index(room) if room else -1 if name in ("perflab.errors", "perflab.paths") else len(FLOORS)
+
+
+def test_no_module_imports_itself_by_a_detour():
+    """Imports inside functions count, too. `__init__` is left out: it is imported with each of its modules."""
+    graph = {name: {n for n in _imports(path) if not _is_folder(n)} for name, path in NAMES.items()}
+    reached = {name: set(direct) for name, direct in graph.items()}
+    changed = True
+    while changed:
+        changed = False
+        for name, direct in reached.items():
+            further = direct.union(*(reached[other] for other in direct))
+            changed |= further != direct
+            reached[name] = further
+    assert [name for name, seen in reached.items() if name in seen and not _is_folder(name)] == []
+
+
+def _is_folder(name):
+    return NAMES[name].name == "__init__.py"
+
+
+def test_no_two_classes_share_a_name():
+    classes = defaultdict(list)
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(str(path.relative_to(PACKAGE)))
+    assert {name: places for name, places in classes.items() if len(places) > 1} == {}
+
+
+CEILINGS = Counter(
+    bench=2400, show=950, learn=700, start=700, loading=3800, launch=1500, roofline=1400, trace=1400, course=700
+)
+GUARDS_CEILING, CHAPTER_CEILING, PACKAGE_CEILING = 1900, 1100, 12_500
+
+
+def test_no_room_outgrows_its_ceiling():
+    lines = Counter()
+    for path in SOURCES:
+        lines[_room(path)] += len(path.read_text().splitlines())
+    guards = sum(len(p.read_text().splitlines()) for p in (PACKAGE / "loading/guards").rglob("*.py"))
+    assert guards <= GUARDS_CEILING and lines["loading"] - guards <= CEILINGS["loading"] - GUARDS_CEILING
+    assert {room: n for room, n in lines.items() if n > CEILINGS.get(room, CHAPTER_CEILING)} == {}
+    assert lines.total() <= PACKAGE_CEILING
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_opens_by_saying_what_it_is_for(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
 
 
 @pytest.mark.parametrize("module", ["perflab", "perflab.bench.study", "perflab.loading.images"])
@@ -79,4 +129,4 @@ def test_no_unpickling_of_files():
         text = path.read_text()
         assert "torch.load" not in text and "pickle.load(" not in text, path
         if "pickle.loads" in text:
-            assert path.name == "elsewhere.py"
+            assert path.name == "process.py"

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from perflab import PerflabError, calibration, card, judge, places, predict, question, say
+from perflab import PerflabError, calibration, card, judge, paths, predict, question, say
 from perflab.bench import record
 from perflab.bench.estimate import HOLDS, NOT, Estimate
+from perflab.exercises import problems
 from perflab.learn.claims import ledger
-from perflab.learn.problems import PROBLEMS
 from perflab.learn.question import as_number
 
 YES = Estimate(2, 1.9, 2.1, 9, "ratio").at_least(1.2)
 
 
 def notebooks():
-    return {p.stem: nbformat.read(p, 4) for p in sorted(places.NOTEBOOKS.glob("[0-9]*.ipynb"))}
+    return {p.stem: nbformat.read(p, 4) for p in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))}
 
 
 def code(nb) -> str:
@@ -103,7 +103,7 @@ def test_a_guess_needs_a_range():
         predict("D?", 3, 3)
 
 
-@pytest.mark.parametrize("id", PROBLEMS)
+@pytest.mark.parametrize("id", problems())
 def test_a_question_left_alone_says_not_yet(id):
     q = question(id)
     assert q.check().state == q.check(...).state == q.check(None).state == "Not yet"

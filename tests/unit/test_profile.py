@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from perflab import PerflabError, places, question
+from perflab import PerflabError, paths, question
 from perflab.bench import timing
-from perflab.kernels import peak, profile, strip, syncs, trace
-from perflab.learn.problems import profiler as exercises
+from perflab.launch import waits
+from perflab.memory import peak
+from perflab.trace import exercises, explorer, profile, read
 
 THIS = os.path.abspath(__file__)
 
@@ -59,7 +60,7 @@ def one_line_each(x):
 
 def test_each_kind_of_wait_is_found_at_its_own_line():
     lines, first = inspect.getsourcelines(one_line_each)
-    found = syncs.host_syncs(lambda: one_line_each(torch.randn(4, 4)))
+    found = waits.host_syncs(lambda: one_line_each(torch.randn(4, 4)))
     assert [s.line for s in found] == [first + k for k in range(1, len(lines))]
     assert {s.file for s in found} == {THIS} and all(s.count == 1 for s in found)
     assert [s.code for s in found] == [line.strip() for line in lines[1:]]
@@ -76,7 +77,7 @@ def no_line(x):
 
 
 def test_what_waits_for_nothing_is_not_named():
-    assert syncs.host_syncs(lambda: no_line(torch.randn(4, 4))) == []
+    assert waits.host_syncs(lambda: no_line(torch.randn(4, 4))) == []
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -89,7 +90,7 @@ def test_neither_the_optimizers_own_counter_nor_clipping_is_a_wait(foreach):
         optimizer.step()
         optimizer.zero_grad()
 
-    assert syncs.host_syncs(step) == []
+    assert waits.host_syncs(step) == []
 
 
 def test_waits_of_one_line_are_counted_and_named():
@@ -98,7 +99,7 @@ def test_waits_of_one_line_are_counted_and_named():
     def step():
         return [x[k].item() + len(x[x > 0]) for k in range(3)]
 
-    (found,) = syncs.host_syncs(step)
+    (found,) = waits.host_syncs(step)
     assert found.count == 6 and found.operator == "aten._local_scalar_dense"
     assert found.names == ("aten._local_scalar_dense", "aten.index")
     assert str(found).startswith(f"test_profile.py, line {found.line}: return [x[k].item()")
@@ -109,7 +110,7 @@ def test_what_was_copied_to_the_host_once_waits_no_more():
         here = x.cpu()
         return here.max().item(), here[0].tolist(), (here * 2).numpy(), [float(v) for v in here[0]], x.sum().item()
 
-    assert [s.count for s in syncs.host_syncs(lambda: step(torch.ones(4, 4)))] == [1, 1]
+    assert [s.count for s in waits.host_syncs(lambda: step(torch.ones(4, 4)))] == [1, 1]
 
 
 def through(function):
@@ -137,12 +138,12 @@ class Checked(nn.Module):
     ids=["decorated", "comprehension", "called from C", "key of a sort"],
 )
 def test_the_line_is_right_wherever_the_function_stands(step, count):
-    (found,) = syncs.host_syncs(step)
+    (found,) = waits.host_syncs(step)
     assert found.count == count and found.file == THIS and "torch.ones(3)" in found.code
 
 
 def test_the_line_of_a_modules_forward_is_its_own():
-    (found,) = syncs.host_syncs(lambda: nn.Sequential(nn.Linear(3, 3), Checked())(torch.ones(1, 3)))
+    (found,) = waits.host_syncs(lambda: nn.Sequential(nn.Linear(3, 3), Checked())(torch.ones(1, 3)))
     assert found.line == line_of(Checked.forward, "assert")
 
 
@@ -155,7 +156,7 @@ def test_a_wait_inside_of_a_library_is_the_line_that_called_it():
         scaler.step(optimizer)
         scaler.update()
 
-    found = syncs.host_syncs(step)
+    found = waits.host_syncs(step)
     assert found and {s.line for s in found} <= {line_of(step, "scaler.step("), line_of(step, "scaler.update(")}
 
 
@@ -171,20 +172,20 @@ def test_a_wait_in_a_backward_is_found():
             return grad
 
     x = torch.ones(3, requires_grad=True)
-    (found,) = syncs.host_syncs(lambda: Peeks.apply(x).sum().backward())
+    (found,) = waits.host_syncs(lambda: Peeks.apply(x).sum().backward())
     assert found.line == line_of(Peeks.backward, "grad.sum().item()")
 
 
 def test_a_notebooks_cell_is_called_cell():
     scope: dict = {"torch": torch}
     exec(compile("def step():\n    torch.ones(1).item()", "/tmp/ipykernel_12/345.py", "exec"), scope)
-    (found,) = syncs.host_syncs(scope["step"])
+    (found,) = waits.host_syncs(scope["step"])
     assert (found.file, found.line, found.place) == ("cell", 2, "cell, line 2")
 
 
 def test_without_a_frame_of_ones_own_another_thread_is_looked_at():
     seen = []
-    bare = threading.Thread(target=lambda thread: seen.append(syncs.found(thread)), args=(threading.get_ident(),))
+    bare = threading.Thread(target=lambda thread: seen.append(waits.found(thread)), args=(threading.get_ident(),))
     bare.start()
     bare.join()
     assert seen[0][0] == THIS and seen[0][1] > 0
@@ -200,7 +201,7 @@ def test_all_is_as_it_was_after_a_step_that_raises():
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        syncs.host_syncs(step)
+        waits.host_syncs(step)
     with pytest.raises(KeyError, match="mine"):
         calls.clear()
         peak.peak_step(step, 2)
@@ -208,7 +209,7 @@ def test_all_is_as_it_was_after_a_step_that_raises():
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
-@pytest.mark.parametrize("call", [syncs.host_syncs, peak.peak_step, profile.profiled])
+@pytest.mark.parametrize("call", [waits.host_syncs, peak.peak_step, profile.profiled])
 def test_what_is_no_function_is_one_sentence(call):
     def generates():
         yield torch.ones(3)
@@ -565,12 +566,12 @@ def test_a_step_that_leaves_the_device_alone_has_no_peak_there(monkeypatch):
 @pytest.fixture(scope="module")
 def recorded():
     names = ("tiny_kernels", "slow_loader", "matmuls")
-    return {name: trace.read(places.DATA / "traces" / f"{name}.json.gz") for name in names}
+    return {name: read.read(paths.DATA / "traces" / f"{name}.json.gz") for name in names}
 
 
 def taught(*names: str) -> dict:
     """What the cells of the notebook that define these functions define, after its imports."""
-    nb = nbformat.read(places.NOTEBOOKS / "06_profiler.ipynb", 4)
+    nb = nbformat.read(paths.NOTEBOOKS / "06_profiler.ipynb", 4)
     cells = [c.source for c in nb.cells if c.cell_type == "code"]
     scope: dict = {}
     for source in cells[:2]:
@@ -596,25 +597,25 @@ def test_a_trace_without_its_gaps_has_the_same_table_and_a_busy_device(recorded)
 
 def test_the_window_says_what_is_in_it(recorded):
     for t in recorded.values():
-        drawn = strip.Strip(t)
+        drawn = explorer.Strip(t)
         assert drawn.busy_share(0, t.span_s) == pytest.approx(t.busy_share, abs=1e-6)
         seen = [(a, b, cause) for a, b, cause in drawn.gaps if b > 0]
-        causes = strip._causes(seen, 0, t.span_s)
+        causes = explorer._causes(seen, 0, t.span_s)
         assert causes == pytest.approx({c: share for c, share in t.idle.items() if share > 0}, abs=1e-6)
 
 
 def test_the_explorer_draws_at_both_ends_of_every_control(recorded):
-    explorer = strip.explore_trace(recorded)
-    for name, control in explorer.controls.items():
+    view = explorer.explore_trace(recorded)
+    for name, control in view.controls.items():
         first = control.value
         ends = getattr(control, "options", None) or (control.min, control.max)
         for value in [10**x for x in ends] if name == "width_us" else ends:
             control.value = value
-            assert explorer.error is None, (name, value, explorer.error)
-            assert "device is busy" in explorer.caption.value
+            assert view.error is None, (name, value, view.error)
+            assert "device is busy" in view.caption.value
         control.value = first
     with pytest.raises(PerflabError, match="at least one trace"):
-        strip.explore_trace({})
+        explorer.explore_trace({})
 
 
 def test_the_exercise_names_the_faults_that_were_planted():

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from perflab import PerflabError, places, vary
+from perflab import PerflabError, paths, vary
 from perflab.bench import record
 
 WRITER = """
@@ -62,7 +62,7 @@ def test_many_processes_write_and_a_killed_one_leaves_no_half_entry():
 )
 def test_a_damaged_or_newer_entry_is_named_and_the_rest_is_read(content, word, capsys):
     record.append("predictions", "t.x", {"guess": 1})
-    (places.home() / "predictions" / f"t.x.9-{abs(hash(content))}-9.json").write_text(content)
+    (paths.home() / "predictions" / f"t.x.9-{abs(hash(content))}-9.json").write_text(content)
     assert [e["guess"] for e in record.entries("predictions", "t.x")] == [1]
     assert word in capsys.readouterr().err
 
@@ -86,7 +86,7 @@ def test_a_full_disk_costs_one_sentence_and_leaves_no_file(monkeypatch, capsys):
     monkeypatch.setattr(record, "_told", set())
     assert record.append("results", "t.full", {"k": 1}) is None
     assert "No space left on device" in capsys.readouterr().err
-    assert list((places.home() / "results").iterdir()) == []
+    assert list((paths.home() / "results").iterdir()) == []
 
 
 def test_a_replay_returns_the_recorded_result_and_measures_nothing(recorded, monkeypatch):
@@ -152,7 +152,7 @@ PLANTED = {"02.bytes": {"float32, 10000000"}}  # what cannot fit anywhere, to sh
 
 
 def test_the_recorded_results_have_no_failed_value_but_planted_ones():
-    for path in places.RECORDED.glob("*/*.json"):
+    for path in paths.RECORDED.glob("*/*.json"):
         result = json.loads(path.read_text())
         assert set(result["reasons"]) == PLANTED.get(result["study"], set()), path.name
 

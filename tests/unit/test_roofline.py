@@ -12,13 +12,13 @@ from matplotlib.text import Text
 from perflab import PerflabError, question, vary
 from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.result import Result
-from perflab.kernels import gpus, operators, regimes, roofline, roofs, work
-from perflab.kernels.operators import CHANGES, OPERATORS, SIZES, Case
-from perflab.kernels.regimes import Check
-from perflab.kernels.roofline import ARITHMETIC, BANDWIDTH, OVERHEAD
-from perflab.learn.problems import roofline as problems
+from perflab.roofline import checks, gpus, operators, peaks, roofline, work
+from perflab.roofline import exercises as problems
+from perflab.roofline.checks import Check
+from perflab.roofline.operators import CHANGES, OPERATORS, SIZES, Case
+from perflab.roofline.roofline import ARITHMETIC, BANDWIDTH, OVERHEAD
 
-H200 = roofs.Roofs("nvidia-h200", 4.2e12, {"fp32": 51e12, "tf32": 400e12, "bf16": 763e12, "fp16": 736e12}, 60 * 2**20)
+H200 = peaks.Roofs("nvidia-h200", 4.2e12, {"fp32": 51e12, "tf32": 400e12, "bf16": 763e12, "fp16": 736e12}, 60 * 2**20)
 
 
 # -- cards
@@ -213,7 +213,7 @@ def test_left_of_the_ridge_it_is_bandwidth_and_right_of_it_arithmetic():
 def test_what_fits_the_cache_is_said():
     assert roofline.place(counted(1, 2**20), H200, "fp32").cached
     assert not roofline.place(counted(1, 2**30), H200, "fp32").cached
-    unknown = roofs.Roofs("x", 1e12, {"fp32": 1e12})
+    unknown = peaks.Roofs("x", 1e12, {"fp32": 1e12})
     assert not roofline.place(counted(1, 1), unknown, "fp32").cached
 
 
@@ -237,7 +237,7 @@ def test_other_cards_are_a_table_with_empty_cells_where_nothing_is_printed():
 @pytest.mark.parametrize("name", sorted(operators.ALL))
 def test_the_formulas_are_what_a_count_of_the_call_gives(name, dtype):
     operator, rows, n = operators.ALL[name], 96, 64
-    x, y, out = (torch.ones(rows, n, dtype=roofs.DTYPES[dtype]) for _ in range(3))
+    x, y, out = (torch.ones(rows, n, dtype=peaks.DTYPES[dtype]) for _ in range(3))
     y = torch.ones(n, n, dtype=x.dtype) if name == "matmul" else y
     seen, said = work.counted(operator.call, x, y, out), operator.work(rows, n, dtype)
     assert seen.unknown == ()
@@ -290,7 +290,7 @@ def modelled(overhead_s=6e-6, slow=()):
 
 
 def test_a_machine_that_follows_the_model_agrees_everywhere():
-    found = regimes.checks(modelled(), H200)
+    found = checks.checks(modelled(), H200)
     assert len(found) == 15 and all(c.size_agrees and c.bytes_agree for c in found)
     at_large = {c.case.operator: c.placed.regime for c in found if c.case.size == "large"}
     assert at_large == dict.fromkeys(OPERATORS, BANDWIDTH) | {"matmul": ARITHMETIC}
@@ -298,16 +298,16 @@ def test_a_machine_that_follows_the_model_agrees_everywhere():
 
 
 def test_a_kernel_below_its_roof_is_shown_by_the_bytes_and_not_by_the_size():
-    found = {c.case.label: c for c in regimes.checks(modelled(slow=["softmax"]), H200)}
+    found = {c.case.label: c for c in checks.checks(modelled(slow=["softmax"]), H200)}
     assert found["softmax large"].size_agrees and not found["softmax large"].bytes_agree
     assert found["gelu large"].size_agrees and found["gelu large"].bytes_agree
 
 
 def test_a_wrong_regime_is_refuted_by_twice_the_rows():
     result = modelled(overhead_s=5e-3)  # starting takes so long that all but the largest product is flat
-    found = {c.case.label: c for c in regimes.checks(result, H200)}
+    found = {c.case.label: c for c in checks.checks(result, H200)}
     assert found["add large"].placed.regime == OVERHEAD and found["add large"].size_agrees
-    with_small_overhead = Check(**(vars(found["add large"]) | {"placed": regimes.checks(modelled(), H200)[2].placed}))
+    with_small_overhead = Check(**(vars(found["add large"]) | {"placed": checks.checks(modelled(), H200)[2].placed}))
     assert with_small_overhead.placed.regime == BANDWIDTH and not with_small_overhead.size_agrees
 
 
@@ -315,38 +315,38 @@ def test_a_failed_case_is_a_row_with_its_reason():
     result = modelled()
     del result.samples["time_s"]["gelu large"]
     result.reasons["gelu large"] = "prepare: out of memory"
-    table = regimes.Verdicts(result, regimes.checks(result, H200))
+    table = checks.Verdicts(result, checks.checks(result, H200))
     assert "out of memory" in table._html() and table._html().count("<tr>") == 16
-    assert regimes.lines(table.rows)[1][0].name == "gelu" and len(regimes.lines(table.rows)[1]) == 2
+    assert checks.lines(table.rows)[1][0].name == "gelu" and len(checks.lines(table.rows)[1]) == 2
 
 
 def test_the_table_reads_alike_on_every_machine():
-    a, b = (regimes.Verdicts(r, regimes.checks(r, H200)) for r in (modelled(), modelled(slow=["gelu"])))
+    a, b = (checks.Verdicts(r, checks.checks(r, H200)) for r in (modelled(), modelled(slow=["gelu"])))
     assert repr(a) == repr(b) and a._html() != b._html()
 
 
 def test_parts_of_the_copy_are_bytes_over_bytes():
-    part = regimes.part_of_copy(modelled(), "add")
+    part = checks.part_of_copy(modelled(), "add")
     assert part.mid == pytest.approx(1) and part.at_least(0.9).state == HOLDS
-    assert regimes.part_of_copy(modelled(slow=["softmax"]), "softmax").at_most(2).state == HOLDS
+    assert checks.part_of_copy(modelled(slow=["softmax"]), "softmax").at_most(2).state == HOLDS
 
 
 def test_percent_of_a_roof_is_flops_over_time_over_roof():
-    seen = regimes.percent_of_roof(modelled(), Case("matmul", "large"), H200)
+    seen = checks.percent_of_roof(modelled(), Case("matmul", "large"), H200)
     assert seen.lo <= seen.mid <= seen.hi and seen.hi == pytest.approx(100 / 1.1, rel=0.05)
     bound = 100 * OPERATORS["add"].work(1, 1, "fp32").intensity / H200.ridge("fp32")
-    assert regimes.percent_of_roof(modelled(), Case("add", "large"), H200).at_most(bound).state == HOLDS
+    assert checks.percent_of_roof(modelled(), Case("add", "large"), H200).at_most(bound).state == HOLDS
 
 
 def test_a_roof_is_the_best_that_was_seen():
-    low = roofs.Roofs("x", 1e12, {"fp32": 1e12}, 60 * 2**20)
-    high = roofs.Roofs("x", 9e12, {"fp32": 9e15, "bf16": 9e15})
-    raised = regimes.raised(low, modelled())
+    low = peaks.Roofs("x", 1e12, {"fp32": 1e12}, 60 * 2**20)
+    high = peaks.Roofs("x", 9e12, {"fp32": 9e15, "bf16": 9e15})
+    raised = checks.raised(low, modelled())
     assert 0.8 * 4.2e12 < raised.bytes_per_s < 4.2e12 and 0.8 * 51e12 < raised.peaks["fp32"] < 51e12
     assert 0.8 * 763e12 < raised.peaks["bf16"] < 763e12
-    assert regimes.raised(high, modelled()) == high
-    cached = roofs.Roofs("x", 1e12, {"fp32": 1e12}, 2**40)
-    assert regimes.raised(cached, modelled()).bytes_per_s == 1e12
+    assert checks.raised(high, modelled()) == high
+    cached = peaks.Roofs("x", 1e12, {"fp32": 1e12}, 2**40)
+    assert checks.raised(cached, modelled()).bytes_per_s == 1e12
 
 
 # -- measured roofs
@@ -355,14 +355,14 @@ def test_a_roof_is_the_best_that_was_seen():
 @pytest.fixture
 def small(monkeypatch, one_thread):
     """A copy of 128 MiB: what is compared is compared at that size on both sides."""
-    monkeypatch.setattr(roofs, "cpu_cache_bytes", lambda: 2**20)
+    monkeypatch.setattr(peaks, "cpu_cache_bytes", lambda: 2**20)
 
 
 def roof_result(**seconds):
     samples = {kind: [(r, [s * (1 + r / 100)]) for r in range(8)] for kind, s in seconds.items()}
     done = {kind: 2.0 * 2**30 if kind == "copy" else 2.0 * 8192**3 for kind in seconds}
     machine = {"cuda": "13.0", "gpus": ["NVIDIA H200"], "cores": 16, "cpu": "x", "driver": "1", "torch": "2"}
-    names = list(roofs.KINDS)
+    names = list(peaks.KINDS)
     reasons = {k: f"prepare: no {k} here" for k in names if k not in seconds}
     result = Result("05.roofs", 1, "roof", names, {"time_s": samples}, reasons=reasons, work=done, machine=machine)
     return result
@@ -370,47 +370,47 @@ def roof_result(**seconds):
 
 def test_a_roof_is_work_over_time():
     result = roof_result(copy=0.51e-3, bf16=1.44e-3)
-    assert roofs.rate(result, "copy").lo == pytest.approx(2 * 2**30 / (0.51e-3 * 1.07), rel=0.03)
-    assert roofs.rate(result, "bf16").hi == pytest.approx(2 * 8192**3 / 1.44e-3, rel=0.03)
-    here = roofs.of(result)
+    assert peaks.rate(result, "copy").lo == pytest.approx(2 * 2**30 / (0.51e-3 * 1.07), rel=0.03)
+    assert peaks.rate(result, "bf16").hi == pytest.approx(2 * 8192**3 / 1.44e-3, rel=0.03)
+    here = peaks.of(result)
     assert set(here.peaks) == {"bf16"} and here.name == "this machine" and here.cache_bytes is None
     assert here.ridge("bf16") == pytest.approx(here.peaks["bf16"] / here.bytes_per_s)
     with pytest.raises(PerflabError, match="no copy"):
-        roofs.of(roof_result(bf16=1.44e-3))
+        peaks.of(roof_result(bf16=1.44e-3))
 
 
 def test_measured_stands_beside_printed_with_its_share_and_the_document():
-    shown = roofs.Beside(roof_result(copy=0.51e-3, bf16=1.44e-3), gpus.sheet(["NVIDIA H200"]))
+    shown = peaks.Beside(roof_result(copy=0.51e-3, bf16=1.44e-3), gpus.sheet(["NVIDIA H200"]))
     assert 0.6 < shown.share("bf16") < 0.95 and 0.8 < shown.share("copy") < 1
     text = shown._html()
     assert "989.5 TFLOP/s" in text and "no fp8 here" in text and "datasheet" in text
-    bare = roofs.Beside(roof_result(copy=1.0), gpus.sheet([]))
+    bare = peaks.Beside(roof_result(copy=1.0), gpus.sheet([]))
     assert repr(bare) == repr(shown) and math.isnan(bare.share("copy")) and "no GPU here" in bare._html()
 
 
 def test_a_product_is_one_and_leaves_the_precision_as_it_was():
     before = torch.get_float32_matmul_precision()
     with contextlib.suppress(PerflabError):
-        roofs.multiplying("tf32", 64)()
-    call = roofs.multiplying("fp32", 64)
+        peaks.multiplying("tf32", 64)()
+    call = peaks.multiplying("fp32", 64)
     assert call() is None and torch.get_float32_matmul_precision() == before
-    assert roofs.work("fp32") == 2 * roofs.side("fp32") ** 3 and roofs.work("copy") == 2 * roofs.copy_bytes()
+    assert peaks.work("fp32") == 2 * peaks.side("fp32") ** 3 and peaks.work("copy") == 2 * peaks.copy_bytes()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the device's clock counts")
 def test_calls_in_a_row_take_what_one_takes():
-    assert 0.01 < roofs.in_a_row(lambda: time.sleep(0.01), 3) < 0.1
+    assert 0.01 < peaks.in_a_row(lambda: time.sleep(0.01), 3) < 0.1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device's own tests do this where there is one")
 def test_the_roofs_of_a_processor_are_those_of_a_plain_loop(small, note):
-    n = roofs.side("fp32")
+    n = peaks.side("fp32")
     a, b, out = (torch.randn(n, n) for _ in range(3))
-    x, to = torch.randn(roofs.copy_bytes() // 4), torch.zeros(roofs.copy_bytes() // 4)
+    x, to = torch.randn(peaks.copy_bytes() // 4), torch.zeros(peaks.copy_bytes() // 4)
     calls = {
-        "copy": roofs.copying(roofs.copy_bytes()),
+        "copy": peaks.copying(peaks.copy_bytes()),
         "plain copy": lambda: to.copy_(x),
-        "fp32": roofs.multiplying("fp32", n),
+        "fp32": peaks.multiplying("fp32", n),
         "plain product": lambda: torch.mm(a, b, out=out),
     }
     seen = vary("call", calls, lambda call: call(), study="t.plain", budget_s=1)
@@ -421,20 +421,20 @@ def test_the_roofs_of_a_processor_are_those_of_a_plain_loop(small, note):
 
 
 def test_the_measurement_has_a_row_for_every_format_and_says_what_is_left_out(small):
-    seen = roofs.measure(study="t.roofs", kinds=("copy", "fp32", "fp8"), budget_s=0.1)
+    seen = peaks.measure(study="t.roofs", kinds=("copy", "fp32", "fp8"), budget_s=0.1)
     if not torch.cuda.is_available():
         assert seen.reasons == {"fp8": "prepare: fp8 is left out on a processor"}
-    assert roofs.of(seen).bytes_per_s > 1e8 and roofs.of(seen).peaks["fp32"] > 1e8
+    assert peaks.of(seen).bytes_per_s > 1e8 and peaks.of(seen).peaks["fp32"] > 1e8
 
 
 def test_the_cache_is_that_of_this_machine_or_not_known():
-    cache = roofs.device()["cache"]["cache_bytes"]
+    cache = peaks.device()["cache"]["cache_bytes"]
     assert math.isnan(cache) or 2**15 <= cache < 2**34
 
 
 def test_a_format_that_is_none_names_those_that_are():
     with pytest.raises(PerflabError, match="int4 is no format here: use one of fp32"):
-        roofs.multiplying("int4", 4)
+        peaks.multiplying("int4", 4)
 
 
 # -- the picture and the explorer
@@ -444,8 +444,8 @@ def test_the_names_in_the_picture_do_not_overlap(monkeypatch):
     drawn = []
     kept = roofline.style.figure
     monkeypatch.setattr(roofline.style, "figure", lambda *a, **k: drawn.append(kept(*a, **k)) or drawn[-1])
-    lines = regimes.lines(regimes.checks(modelled(), H200))
-    picture = roofline.picture(H200, lines, gpus.known()["H200"], [roofs.Roofs("other", 1e11, {"fp32": 1e12})])
+    lines = checks.lines(checks.checks(modelled(), H200))
+    picture = roofline.picture(H200, lines, gpus.known()["H200"], [peaks.Roofs("other", 1e11, {"fp32": 1e12})])
     assert picture.data[:4] == b"\x89PNG" and "points of add, gelu" in picture.alt
     fig, ax = drawn[0]
     fig.draw_without_rendering()
@@ -457,16 +457,16 @@ def test_the_names_in_the_picture_do_not_overlap(monkeypatch):
 
 
 def test_the_picture_needs_no_points_and_no_sheet():
-    picture = roofline.picture(roofs.Roofs("this machine", 1e10, {"fp32": 1e11, "bf16": 1e9}))
+    picture = roofline.picture(peaks.Roofs("this machine", 1e10, {"fp32": 1e11, "bf16": 1e9}))
     assert "points" not in picture.alt
-    beside = roofline.picture(H200, beside=[roofs.Roofs("no fp32", 1e11, {"bf16": 1e12})])
+    beside = roofline.picture(H200, beside=[peaks.Roofs("no fp32", 1e11, {"bf16": 1e12})])
     assert beside.data[:4] == b"\x89PNG"
     with pytest.raises(PerflabError, match="no arithmetic roof"):
-        roofline.picture(roofs.Roofs("this machine", 1e10, {}))
+        roofline.picture(peaks.Roofs("this machine", 1e10, {}))
 
 
 def test_the_explorer_draws_at_choices_all_along_its_lists():
-    explorer = roofline.explore_roofline(roofs.Roofs("this machine", 1e10, {"fp32": 1e11, "bf16": 1e9}, 2**25), 3e-6)
+    explorer = roofline.explore_roofline(peaks.Roofs("this machine", 1e10, {"fp32": 1e11, "bf16": 1e9}, 2**25), 3e-6)
     for name, control in explorer.controls.items():
         first = control.value
         for value in [*control.options[::3], control.options[-1]]:
@@ -481,7 +481,7 @@ def test_the_explorer_draws_at_choices_all_along_its_lists():
 
 
 def test_the_explorer_reads_alike_whatever_was_measured():
-    a = roofline.explore_roofline(roofs.Roofs("this machine", 1e10, {"fp32": 1e11}), 3e-6)
+    a = roofline.explore_roofline(peaks.Roofs("this machine", 1e10, {"fp32": 1e11}), 3e-6)
     b = roofline.explore_roofline(H200, 6e-6)
     assert repr(a) == repr(b) and "recorded roofs" in b.caption.value
 
@@ -524,7 +524,7 @@ def test_the_calls_of_the_question_are_counted_as_they_run():
 def truths(monkeypatch, **flat):
     """As measured on an H200 by the model; `flat` sets what twice the size does to a call."""
     times = {"copy": 0.51e-3, "fp32": 21.6e-3}
-    here = roofs.Roofs("x", 2 * 2**30 / 0.51e-3, {"fp32": 2 * 8192**3 / 21.6e-3})
+    here = peaks.Roofs("x", 2 * 2**30 / 0.51e-3, {"fp32": 2 * 8192**3 / 21.6e-3})
     for name, call in problems.CALLS.items():
         for label, c in ((name, call), (f"{name}, larger", call.larger())):
             times[label] = max(6e-6, roofline.place(c.work(), here, "fp32").bound_s)
@@ -566,7 +566,7 @@ def test_regimes_agree_with_twice_the_rows_on_this_machine(small, note):
         return operators.prepared(case, tensors)
 
     seen = vary("operator", cases, lambda call: call(), prepare=ready, study="t.ops", budget_s=2)
-    here = roofs.Roofs("this machine", 1e10, {"fp32": 1e11})
+    here = peaks.Roofs("this machine", 1e10, {"fp32": 1e11})
     wrong = []
     for name in OPERATORS:
         for size in ("small", "large"):

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from perflab.places import COURSE
+from perflab.paths import COURSE
 
 PROJECT = tomllib.loads((COURSE / "pyproject.toml").read_text())["project"]
 CONDA = yaml.safe_load((COURSE / "environment.yml").read_text())

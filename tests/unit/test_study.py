@@ -200,9 +200,9 @@ def test_a_schedule_goes_on_to_an_interval_however_small_its_budget():
 
 
 def test_where_that_takes_too_long_it_keeps_what_it_has(monkeypatch):
-    from perflab.bench import job
+    from perflab.bench import plan
 
-    monkeypatch.setitem(job.PLANS, "quick", replace(job.PLANS["quick"], patience_s=0.1))
+    monkeypatch.setitem(plan.PLANS, "quick", replace(plan.PLANS["quick"], patience_s=0.1))
     r = vary("ms", [30, 60], sleep, study="t.slow", budget_s=0.01)
     assert 1 <= r["time_s"].of(30).n < 6 and r.ratio(30, 60).at_least(0.1).state == CANNOT
 

@@ -120,7 +120,7 @@ def test_advice_is_the_fewest_that_suffice():
     ],
 )
 def test_advice_says_what_the_rounds_can_tell(knee, said):
-    from perflab.loading.sweep import Advice
+    from perflab.loading.advise import Advice
 
     class Measured:
         measured = ("0", "2", "4", "8")

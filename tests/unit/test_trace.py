@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from perflab import PerflabError
 from perflab.bench.estimate import interval
-from perflab.loading.trace import stage_map, stage_times, trace
+from perflab.loading.stages import stage_map, stage_times, trace
 
 
 def spin(n=200_000):

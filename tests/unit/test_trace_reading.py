@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from perflab import PerflabError, places
+from perflab import PerflabError, paths
 from perflab.bench.profiler import exported
-from perflab.kernels import faults, gaps, planted
-from perflab.kernels.events import own_frame, recorded
-from perflab.kernels.trace import read, short
-from perflab.kernels.trim import trimmed, write
+from perflab.trace import faults, gaps, planted
+from perflab.trace.events import own_frame, recorded
+from perflab.trace.read import read, short
+from perflab.trace.trim import trimmed, write
 
-TRACES = places.DATA / "traces"
+TRACES = paths.DATA / "traces"
 MAIN, BACKWARD, LOADER = 100, 101, 102
 MULTIPROCESSORS = 132
 
@@ -672,7 +672,7 @@ def test_a_file_is_read_alike_wherever_its_chunks_end(tmp_path, monkeypatch):
     path.write_text(json.dumps(paced(Fake(), 8).item(100, 110, 112).whole))
     expected = read(path).gap_pieces
     for size in (600, 997, 1201):
-        monkeypatch.setattr("perflab.kernels.events.CHUNK", size)
+        monkeypatch.setattr("perflab.trace.events.CHUNK", size)
         assert read(path).gap_pieces == expected
 
 
@@ -789,7 +789,7 @@ def test_each_planted_loop_runs_and_its_small_trace_names_no_machine(name, tmp_p
     size = write(small, tmp_path / "t.json.gz")
     text = gzip.decompress((tmp_path / "t.json.gz").read_bytes()).decode()
     assert size == (tmp_path / "t.json.gz").stat().st_size
-    assert str(Path.home()) not in text and str(places.COURSE) not in text and "site-packages" not in text
+    assert str(Path.home()) not in text and str(paths.COURSE) not in text and "site-packages" not in text
     steps = [e for e in small["traceEvents"] if e["name"].startswith("ProfilerStep")]
     assert len(steps) == 2 and min(e["ts"] for e in small["traceEvents"]) == 0
     assert len(recorded(small).operators) > 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from perflab import PerflabError, observe, places, question, vary
+from perflab import PerflabError, observe, paths, question, vary
 from perflab.bench import machine
 from perflab.bench.estimate import CANNOT, HOLDS, NOT
 from perflab.bench.result import Metric
@@ -226,7 +226,7 @@ class Log(list):
 
 
 def code_with(name: str) -> str:
-    nb = nbformat.read(places.NOTEBOOKS / "03_host_to_device.ipynb", 4)
+    nb = nbformat.read(paths.NOTEBOOKS / "03_host_to_device.ipynb", 4)
     return next(c.source for c in nb.cells if c.cell_type == "code" and f"def {name}(" in c.source)
 
 
@@ -248,7 +248,7 @@ def test_the_prefetcher_is_fifteen_lines_and_waits_before_it_queues_the_next_cop
 def test_what_the_notebook_says_of_a_machine_without_a_gpu_is_what_torch_does():
     if torch.accelerator.is_available():
         pytest.skip("this machine has an accelerator")
-    nb = nbformat.read(places.NOTEBOOKS / "03_host_to_device.ipynb", 4)
+    nb = nbformat.read(paths.NOTEBOOKS / "03_host_to_device.ipynb", 4)
     prose = " ".join(" ".join(c.source for c in nb.cells if c.cell_type == "markdown").split())
     with pytest.warns(UserWarning, match="pin_memory") as caught:
         assert not next(iter(DataLoader(torch.zeros(4, 2), 2, pin_memory=True))).is_pinned()

@@ -8,8 +8,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from perflab import PerflabError
-from perflab.kernels import arithmetic
-from perflab.kernels.work import counted, distinct_bytes
+from perflab.roofline import flops
+from perflab.roofline.work import counted, distinct_bytes
 
 M, N, K = 64, 48, 80
 
@@ -298,7 +298,7 @@ def test_a_compiled_function_is_counted_as_it_was_written():
 
 
 def test_every_name_of_the_table_is_an_operator_of_torch():
-    names = {*arithmetic.PER_ELEMENT, *arithmetic.NO_ARITHMETIC}
+    names = {*flops.PER_ELEMENT, *flops.NO_ARITHMETIC}
     unknown = [n for n in names if not (hasattr(torch.ops.aten, n) or hasattr(torch.ops.aten, f"{n}_"))]
     assert not unknown
-    assert not arithmetic.PER_ELEMENT.keys() & arithmetic.NO_ARITHMETIC.keys()
+    assert not flops.PER_ELEMENT.keys() & flops.NO_ARITHMETIC.keys()

@@ -1,0 +1,268 @@
+"""What torch.compile sees of a function: its graphs, where it stops, which guard makes it compile anew.
+
+Nothing here needs a compiler: graphs run operator by operator. Each look is of a copy of the function's
+code, so that nothing that is compiled in this process is lost or found.
+"""
+
+import contextlib
+import inspect
+import logging
+import re
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from perflab.errors import PerflabError
+
+from . import given, waits
+
+_LOUD = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._logging", "torch.fx")
+_BREAKS_LOG = "torch._dynamo.symbolic_convert.__graph_breaks"
+
+
+@dataclass(frozen=True)
+class Break:
+    """A graph break: `operator` as it is written, the cause in plain words, and the line."""
+
+    operator: str
+    cause: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.operator} ({waits.place(self.file, self.line)}): {self.cause}"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Why call number `call` (from 0) was compiled anew: what the guard looks at, its value before and now."""
+
+    call: int
+    what: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"call {self.call}: {self.what} was {self.before}" + (f", now it is {self.now}" if self.now else "")
+
+
+@dataclass(frozen=True)
+class Recompiles:
+    """`how` says of each call "compiled", "reused" or "eager"; `failed` has the guard of each recompilation."""
+
+    graphs: int
+    how: tuple[str, ...]
+    failed: tuple[Guard, ...]
+    limit: int
+
+    @property
+    def eager(self) -> bool:
+        """Does the last call run eager, because the limit of graphs for one function was reached?"""
+        return self.how[-1] == "eager" and self.graphs >= self.limit
+
+    def __str__(self) -> str:
+        calls = len(self.how)
+        lines = [f"{self.graphs} graph{'s' * (self.graphs != 1)} for {calls} call{'s' * (calls != 1)}"]
+        lines += map(str, self.failed)
+        if not self.graphs:
+            lines.append("nothing of it is compiled: in its first call the compiler saw no operator")
+        if self.eager:
+            lines.append(f"the limit of {self.limit} graphs is reached: now running eager")
+        return "\n".join(lines)
+
+
+class Seen:
+    """A backend that compiles with `compiler` and notes each graph, each run of one, and each break."""
+
+    def __init__(self, compiler: Callable):
+        self.compiler = compiler
+        self.graphs = self.runs = 0
+        self.breaks: list[Break] = []
+        self.lacks = ""
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        reason = getattr(graph, "compile_subgraph_reason", None)
+        if reason is not None and reason.graph_break:
+            self.broke(str(reason.reason), [(f.filename, f.lineno) for f in reason.user_stack or ()])
+        return self.compiler(self, graph, inputs)
+
+    def broke(self, reason: str, frames: list[tuple[str, int]]):
+        """Note a break, whose (path, line) frames stand outermost first."""
+        own = next((frame for frame in reversed(frames) if waits.is_own(frame[0])), ("", 0))
+        file, line, _ = waits.named(*own)
+        file = Path(file).name
+        if any(path == logging.__file__ for path, _ in frames):
+            reason = "logging.Logger"
+        if not any((b.file, b.line) == (file, line) for b in self.breaks):
+            self.breaks.append(Break(*_in_words(reason), file, line))
+
+
+def _counted(seen: Seen, graph, inputs):
+    """Run the graph operator by operator, as the backend "eager" does, and count the runs."""
+
+    def run(*args):
+        seen.runs += 1
+        return graph.forward(*args)
+
+    return run
+
+
+_WORDS = [
+    (r"Tensor\.item\(\)|_local_scalar_dense|item\(", ".item()", "it reads a number from a tensor"),
+    (r"generic_jump|[Dd]ata-dependent (branching|jump)", "if on a tensor", "which way to go depends on the data"),
+    (r"tolist|to_list", ".tolist()", "it reads numbers from a tensor"),
+    (r"builtin operator `print`", "print", "it writes to the screen, which no kernel can do"),
+    (r"logging\.Logger", "logging", "it writes a log, which no kernel can do"),
+    (r"requires_grad_\(\) intermediate", ".requires_grad_()", "a tensor made here asks for gradients"),
+    (r"backward\(\)", ".backward()", "the backward pass is not compiled with the code around it"),
+    (r"graph_break\(\)", "graph_break()", "it asks for one"),
+    (r"Dynamic shape operator.*?`aten\.(?P<op>\w+)", "", "the size of its result depends on the data"),
+    (r"builtin operator `(?P<op>[\w.]+)`", "", "the compiler cannot look into it"),
+    (r"builtin `(?:<unknown module>\.)?(?P<op>[\w.]+?)\.?`", "", "the compiler cannot look into it"),
+    (r"(?:qualname|method|function)[: `]+(?P<op>[\w.]+)", "", "the compiler cannot look into it"),
+]
+
+
+def _in_words(reason: str) -> tuple[str, str]:
+    """(operator, cause) of a break, from torch's own reason, which is kept where it is none of the known ones."""
+    for pattern, operator, cause in _WORDS:
+        if match := re.search(pattern, reason, re.DOTALL):
+            return operator or match["op"].lstrip("_"), cause
+    return "this line", (reason.strip().splitlines() or ["no reason given"])[0][:160]
+
+
+class _BreaksLog(logging.Handler):
+    """Breaks before the first operator make no graph, so only the log of the compiler tells of them."""
+
+    def __init__(self, seen: Seen):
+        super().__init__(logging.DEBUG)
+        self.seen = seen
+
+    def emit(self, record):
+        text = record.getMessage()
+        if match := re.search(r"Graph break in user code at (.+):(\d+)\s+Graph Break Reason: (.*)", text, re.DOTALL):
+            frames = [(f, int(n)) for f, n in re.findall(r'File "(.+?)", line (\d+)', text)]
+            self.seen.broke(match[3], [*frames, (match[1], int(match[2]))])
+
+
+@contextlib.contextmanager
+def quiet(seen: Seen) -> Iterator[None]:
+    """No warning of the compiler reaches the notebook; what it logs of breaks is kept."""
+    handler, log = _BreaksLog(seen), logging.getLogger(_BREAKS_LOG)
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    kept = [(x, x.level) for x in [*loggers, log]], log.propagate
+    with contextlib.suppress(ImportError, AttributeError):  # it would keep a break of an earlier look to itself
+        from torch._dynamo.symbolic_convert import graph_break_dup_warning_checker
+
+        graph_break_dup_warning_checker.reset()
+    try:
+        for x in loggers:
+            x.setLevel(logging.CRITICAL)
+        log.setLevel(logging.DEBUG)
+        log.addHandler(handler)
+        log.propagate = False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = kept[1]
+        for x, level in kept[0]:
+            x.setLevel(level)
+
+
+def anew(call: Callable) -> Callable:
+    """The same function with code of its own: what was compiled of a function is kept with its code."""
+    if isinstance(call, types.FunctionType):
+        copy = types.FunctionType(
+            call.__code__.replace(), call.__globals__, call.__name__, call.__defaults__, call.__closure__
+        )
+        copy.__kwdefaults__, copy.__module__ = call.__kwdefaults__, call.__module__
+        return copy
+
+    def entry(*inputs):
+        return call(*inputs)
+
+    return anew(entry)
+
+
+def forget_sizes():
+    """Sizes that changed in earlier calls of the same line would be taken as changing from the start."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._dynamo.pgo import reset_code_state
+
+        reset_code_state()
+
+
+def breaks(call: Callable, *inputs) -> tuple[Break, ...]:
+    """Where compiling `call(*inputs)` stops and goes on anew: operator, cause, file and line. Needs no compiler."""
+    given.check("breaks", call, inputs)
+    seen = Seen(_counted)
+    with quiet(seen):
+        torch.compile(anew(call), backend=seen)(*inputs)
+    return tuple(seen.breaks)
+
+
+def recompiles(call: Callable, inputs: Sequence[Sequence], dynamic: bool | None = None) -> Recompiles:
+    """Call `call(*inputs[0])`, `call(*inputs[1])`, ... compiled, and say when it was compiled anew and why.
+
+    inputs: one tuple of inputs a call. dynamic: as of torch.compile; False gives each size a graph of its
+    own. Graphs run operator by operator, so that no compiler is needed.
+    """
+    rows = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str | dict | torch.Tensor) else []
+    if not rows:
+        raise PerflabError("recompiles needs a list with the inputs of at least one call: [(x,), (y,)].")
+    rows = [row if isinstance(row, tuple | list) else (row,) for row in rows]
+    for args in rows:
+        given.check("recompiles", call, args)
+    from torch import _dynamo
+
+    seen, guards, how, failed = Seen(_counted), [], [], []
+    forget_sizes()
+    with quiet(seen):
+        ready = _dynamo.optimize(seen, dynamic=dynamic, guard_fail_fn=guards.append)(anew(call))
+        for k, args in enumerate(rows):
+            had, ran = seen.graphs, seen.runs
+            guards.clear()
+            ready(*args)
+            how.append("compiled" if seen.graphs > had else "reused" if seen.runs > ran else "eager")
+            if guards and how[-1] != "reused":
+                failed.append(_guard(k, [str(g.reason) for g in guards], call, args))
+    return Recompiles(seen.graphs, tuple(how), tuple(failed), _dynamo.config.recompile_limit)
+
+
+def _guard(k: int, reasons: list[str], call: Callable, args) -> Guard:
+    """The guard of the newest graph, which was the last chance: "27/5: tensor 'x' size mismatch ..."."""
+    newest = max(reasons, key=lambda r: int(m[1]) if (m := re.match(r"\d+/(\d+):", r)) else -1)
+    text = re.sub(r"^\d+/\d+:\s*", "", newest.strip()).splitlines()[0].split("  #")[0].strip()
+    if match := re.match(
+        r"tensor '(.+?)' (\w+) mismatch(?: at index (\d+))?\. expected (?:\w+=)?(.+?)(?:, actual (.+))?$", text
+    ):
+        name, what, index, before, now = match.groups()
+        where = f" at dimension {index}" if index else ""
+        return Guard(k, f"{what} of {_short(name, call)}{where}", before, now or "")
+    if match := re.match(r"(.+?) == (.+)$", text):
+        name = _short(match[1], call)
+        now = _values(call, args).get(name)
+        return Guard(k, name, match[2], repr(now) if isinstance(now, int | float | str | bool) else "")
+    return Guard(k, "the condition", _short(text, call), "")
+
+
+def _short(name: str, call: Callable) -> str:
+    """L['x'] as x, and so is a global name; of a module (see `anew`) its inputs and attributes by their names."""
+    name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
+    if isinstance(call, types.FunctionType):
+        return name
+    name = re.sub(r"\binputs\[(\d+)\]", lambda m: given.names_of(call, int(m[1]) + 1)[-1].removeprefix("Input "), name)
+    return re.sub(r"\bcall\b", type(call).__name__, name)
+
+
+def _values(call: Callable, args) -> dict[str, object]:
+    with contextlib.suppress(TypeError, ValueError):
+        return dict(inspect.signature(getattr(call, "forward", call)).bind(*args).arguments)
+    return {}

@@ -1,0 +1,209 @@
+"""Exercises of notebook 03: a loop that overlaps its copies, and the most that hiding a copy can give."""
+
+import inspect
+import math
+import random
+
+import torch
+
+from perflab.bench import machine, timing
+from perflab.bench.estimate import HOLDS, NOT
+from perflab.bench.study import vary
+from perflab.learn.question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
+
+from .transfer import MIB, Pair, hidden_share
+
+BATCHES, BATCH_BYTES, SHARE = 8, 32 * MIB, 0.7
+
+
+def _batches() -> list[torch.Tensor]:
+    """Pinned float32 batches. What they hold is new with every check: memory that an earlier check left
+    behind must not pass for a copy that has arrived."""
+    made = []
+    for k in range(BATCHES):
+        x = torch.empty(BATCH_BYTES // 4, pin_memory=True)
+        made.append(x.fill_(1 + k + random.random()))
+    return made
+
+
+def _wrong(answer, step, side) -> int:
+    """How many of the results differ from those of a plain loop; all of them where their number does."""
+    batches = _batches()
+    expected = [step(x.to("cuda")).item() for x in batches]
+    got = answer(batches, step, side)
+    torch.cuda.synchronize()
+    got = [float(result) for result in got]
+    if len(got) != len(expected):
+        return len(expected)
+    return sum(not math.isclose(a, b, rel_tol=1e-3) for a, b in zip(got, expected, strict=True))
+
+
+def _at_once(x: torch.Tensor) -> torch.Tensor:
+    """Reads the whole batch as soon as the device may: far sooner than the next copy is done."""
+    return x.mean()
+
+
+def _late(pair: Pair):
+    """A step that computes for several copies' time and only then reads its batch."""
+
+    def step(x):
+        for _ in range(4):
+            pair.compute()
+        return x.mean()
+
+    return step
+
+
+def _in_turn(batches, step) -> list:
+    return [step(x.to("cuda", non_blocking=True)) for x in batches]
+
+
+def _bare(batches, step) -> list:
+    return [step(x) for x in batches]
+
+
+def _overlapped(answer) -> Outcome:
+    if not callable(answer):
+        return Outcome(INCORRECT, "the answer is a function of batches, step and side.")
+    try:
+        inspect.signature(answer).bind([], len, None)
+    except TypeError:
+        return Outcome(INCORRECT, "the function takes three arguments: the batches, the step and a stream.")
+    if why := machine.missing("cuda"):
+        return Outcome(CANNOT, f"{why}: whether copies overlap, and whether a step reads them too soon, shows there.")
+    pair = Pair(BATCH_BYTES, longer=1.3).ready()
+    try:
+        return _on_device(answer, pair)
+    finally:
+        pair.close()
+
+
+def _on_device(answer, pair: Pair) -> Outcome:
+    got = answer(_batches(), _at_once, pair.side)
+    if not isinstance(got, list | tuple) or len(got) != BATCHES:
+        return Outcome(INCORRECT, "it returns a list with what step returned for each batch, in their order.")
+    if wrong := _wrong(answer, _at_once, pair.side):
+        return Outcome(
+            INCORRECT,
+            f"{wrong} of {BATCHES} results are wrong when a step reads its batch at once: the current stream has to "
+            "wait for the stream that copies before the step may run.",
+        )
+    if wrong := _wrong(answer, _late(pair), pair.side):
+        return Outcome(
+            INCORRECT,
+            f"{wrong} of {BATCHES} results are wrong when a step reads its batch late: its memory was given to "
+            "another copy meanwhile. Tell the allocator which stream uses it: record_stream.",
+        )
+    return _timed(answer, pair)
+
+
+def _timed(answer, pair: Pair) -> Outcome:
+    pinned = [pair.pinned] * (2 * BATCHES)
+    loops = {
+        "in turn": lambda: _in_turn(pinned, step),
+        "overlapped": lambda: answer(pinned, step, pair.side),
+        "nothing to copy": lambda: _bare([pair.target] * len(pinned), step),
+    }
+
+    def step(x):
+        pair.compute()
+        return x[:1].clone()  # a view would keep every batch
+
+    seen = vary("loop", loops, lambda loop: loop(), study="03.exercise", budget_s=5)
+    timing.synchronize()
+    if "overlapped" in seen.reasons:
+        return Outcome(INCORRECT, f"your loop failed when it was timed: {seen.reasons['overlapped']}")
+    hidden = hidden_share(seen["time_s"], "overlapped", "in turn", "nothing to copy")
+    finding = hidden.at_least(SHARE)
+    if finding.state == HOLDS:
+        return Outcome(CORRECT, f"the same results, and {hidden.mid:.0%} of the copying is hidden.")
+    if finding.state == NOT:
+        return Outcome(
+            INCORRECT,
+            f"the results are right, but {max(0, hidden.mid):.0%} of the copying is hidden, and not {SHARE:.0%}: "
+            "the next copy must be under way, on a stream of its own, while the step runs.",
+        )
+    return Outcome(
+        CANNOT, f"the results are right, but the time cannot tell ({hidden}): check again on a quiet device."
+    )
+
+
+COPY_MS, COMPUTE_MS = 64 * 3 * 224 * 224 * 4 / 20e9 * 1e3, 8.0
+GAIN = (COMPUTE_MS + COPY_MS) / COMPUTE_MS
+
+
+def _most(answer) -> Outcome:
+    """64 float32 images of 3 x 224 x 224 over 20 GB/s beside 8 ms: the most that hiding the copy gives."""
+    if math.isnan(answer := as_number(answer)):
+        return Outcome(INCORRECT, "the answer is one number, such as 1.5.")
+
+    def near(x, tolerance=0.006):
+        return math.isclose(answer, x, rel_tol=tolerance)
+
+    if near(GAIN):
+        return Outcome(CORRECT, "the copy disappears behind the computation, which stays: 9.93 ms become 8.")
+    if near(GAIN, 0.05):
+        return Outcome(INCORRECT, "that is close: give it to three digits.")
+    if near(1 / GAIN) or near(100 / GAIN):
+        return Outcome(INCORRECT, "that is the new step as a part of the old; the question is how many times faster.")
+    if near((COMPUTE_MS + COPY_MS / 4) / COMPUTE_MS):
+        return Outcome(INCORRECT, "you counted one byte a number; float32 has four.")
+    if near(COPY_MS, 0.02) or near(COPY_MS / 1e3, 0.02):
+        return Outcome(INCORRECT, "that is how long the copy takes; compare the step with it and the step without.")
+    if near(COPY_MS / (COPY_MS + COMPUTE_MS)) or near(COPY_MS / COMPUTE_MS):
+        return Outcome(INCORRECT, "that is a share, f; the bound is the old step over the new one.")
+    if near(2):
+        return Outcome(INCORRECT, "twice is what two equally long parts give; here the copy is much the shorter.")
+    if near((COMPUTE_MS + COPY_MS) / COPY_MS):
+        return Outcome(INCORRECT, "it is the copy that hides behind the longer computation, not the other way round.")
+    return Outcome(
+        INCORRECT, "bytes of the batch over bytes a second, then the step with the copy over the one without."
+    )
+
+
+PROBLEMS = {
+    "03.1": Problem(
+        "Write overlapped(batches, step, side): copy each batch of a list of pinned tensors to the device, call step "
+        "on it, and return the list of results, in order. While a step computes, the next copy must be under way "
+        "on the stream side: hide at least 70 % of the copying. step returns before the device is done, and so may "
+        "you.",
+        _overlapped,
+        (
+            "Put the copy, with non_blocking=True, inside: with torch.cuda.stream(side). Start the next copy before "
+            "you call step.",
+            "Before a step: torch.cuda.current_stream().wait_stream(side), but before the next copy is queued there, "
+            "or the step waits for that one too.",
+            "The batch was allocated on the side stream and is used on another: x.record_stream(current) keeps its "
+            "memory from being reused too soon.",
+        ),
+        """import torch
+
+def overlapped(batches, step, side):
+    here, batches, results = torch.cuda.current_stream(), iter(batches), []
+
+    def start():
+        batch = next(batches, None)
+        if batch is not None:
+            with torch.cuda.stream(side):
+                return batch.to("cuda", non_blocking=True)
+
+    coming = start()
+    while coming is not None:
+        here.wait_stream(side)
+        coming.record_stream(here)
+        batch, coming = coming, start()
+        results.append(step(batch))
+    return results""",
+    ),
+    "03.2": Problem(
+        "A batch holds 64 images of 3 x 224 x 224 numbers in float32. The bus carries 20 GB/s (1 GB = 10^9 bytes), and "
+        "the step computes for 8 ms after the copy. How many times as fast can the loop become at most when the copy "
+        "is hidden?",
+        _most,
+        (
+            "How many bytes is the batch, and how long does the bus need for them?",
+            "In turn, a step is copy + computation. Overlapped, it is the longer of the two.",
+        ),
+        "(8 + 64 * 3 * 224 * 224 * 4 / 20e9 * 1e3) / 8",
+    ),
+}

@@ -1,0 +1,176 @@
+"""Is the model of `roofline.place` right for an operator? Two changes tell: twice the rows, half the bytes.
+
+Twice the rows take twice the time, unless starting the call is what takes it. Half the bytes, by a shorter
+format, take half the time only where bytes are what takes it.
+"""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from perflab.bench.estimate import Estimate
+from perflab.bench.result import Result
+from perflab.bench.units import digits, quantity
+from perflab.show import style
+
+from .operators import CHANGES, OPERATORS, SIZES, Case
+from .peaks import Roofs
+from .roofline import ARITHMETIC, BANDWIDTH, OVERHEAD, Placed, Point, place
+from .work import Work
+
+
+@dataclass(frozen=True)
+class Check:
+    """One operator at one size: where the model puts it, and what changing it did, as ratios of times.
+
+    time_s, twice and half are nan where they were not measured. `half_by_regime` is what half the bytes
+    would do in each regime.
+    """
+
+    case: Case
+    work: Work
+    placed: Placed
+    time_s: float
+    twice: float
+    half: float
+    half_by_regime: Mapping[str, float]
+
+    @property
+    def known(self) -> bool:
+        return math.isfinite(self.time_s + self.twice + self.half)
+
+    @property
+    def flat(self) -> bool:
+        """Twice the rows hardly matter: the time is nearer to the same than to twice as long, as a ratio."""
+        return self.twice < math.sqrt(2)
+
+    @property
+    def size_agrees(self) -> bool:
+        """Did twice the rows change the time as the regime says?"""
+        return self.flat == (self.placed.regime == OVERHEAD)
+
+    @property
+    def bytes_agree(self) -> bool:
+        """Is what half the bytes did nearest, as a ratio, to what this regime says?"""
+        off = {regime: abs(math.log(self.half / x)) for regime, x in self.half_by_regime.items()}
+        return off[self.placed.regime] <= min(off.values()) + 1e-9
+
+    @property
+    def beats_the_copy(self) -> bool:
+        """It moved its bytes faster than a copy from memory can: they came from a cache."""
+        return self.placed.cached and self.time_s < self.placed.bandwidth_s
+
+
+def checks(result: Result, roofs: Roofs) -> list[Check]:
+    """The model against both changes, for every operator and size of a study of `operators.grid()`.
+
+    Its `fixed` or its machine says what it ran on. Starting a call takes as long as the smallest add.
+    """
+    time, on = result["time_s"], ran_on(result)
+    overhead_s = time.of(Case("add", SIZES[0]).label).mid
+    found = []
+    for name in OPERATORS:
+        for size in SIZES:
+            case, twice, half = (Case(name, size, change) for change in CHANGES)
+            work = case.work(on)
+            placed = place(work, roofs, OPERATORS[name].roof(case.dtype), overhead_s)
+            ratios = [time.ratio(changed.label, case.label).mid for changed in (twice, half)]
+            found.append(Check(case, work, placed, time.of(case.label).mid, *ratios, _half_by_regime(name, roofs)))
+    return found
+
+
+def raised(roofs: Roofs, result: Result) -> Roofs:
+    """Roofs no lower than what a study of `operators.grid()` reached: a roof is the best that was seen.
+
+    Between two studies others may have taken a part of the machine, and points would lie above their roof.
+    A copy that fits the last cache says nothing of memory, and raises nothing.
+    """
+    time, on = result["time_s"], ran_on(result)
+    copy, product = Case("copy", SIZES[-1]), Case("matmul", SIZES[-1])
+    moved, peaks = copy.work(on).moved_bytes, dict(roofs.peaks)
+    cached = roofs.cache_bytes is not None and moved <= roofs.cache_bytes
+    seen = [roofs.bytes_per_s] + [moved / time.of(copy.label).mid] * (not cached)
+    for case in (product, replace(product, change="half the bytes")):
+        reached = case.work(on).flops / time.of(case.label).mid
+        peaks[case.dtype] = max(x for x in (peaks.get(case.dtype, 0), reached) if not math.isnan(x))
+    return replace(roofs, bytes_per_s=max(x for x in seen if not math.isnan(x)), peaks=peaks)
+
+
+def part_of_copy(result: Result, operator: str) -> Estimate:
+    """bytes/s of a large operator over those of the large copy of the same rounds: 1 says as fast as a copy."""
+    case, copy, on = Case(operator, SIZES[-1]), Case("copy", SIZES[-1]), ran_on(result)
+    times = result["time_s"].ratio(copy.label, case.label)
+    more = case.work(on).moved_bytes / copy.work(on).moved_bytes
+    what = f"bytes/s of {case.label} / bytes/s of {copy.label}"
+    return replace(times, mid=times.mid * more, lo=times.lo * more, hi=times.hi * more, what=what)
+
+
+def percent_of_roof(result: Result, case: Case, roofs: Roofs) -> Estimate:
+    """FLOP/s reached by a case, in percent of the arithmetic roof of its format, with the interval of its time."""
+    time, at_roof = result["time_s"].of(case.label), case.work(ran_on(result)).flops / roofs.peaks[case.dtype]
+    if time.why:
+        return time
+    low, mid, high = (100 * at_roof / x if x > 0 else math.inf for x in (time.hi, time.mid, time.lo))
+    return replace(time, mid=mid, lo=low, hi=high, what=f"percent of the {case.dtype} roof of {case.label}", unit="%")
+
+
+def ran_on(result: Result) -> str:
+    """ "cuda" or "cpu": where a result's steps ran, by the machine that it names."""
+    return "cuda" if result.machine.get("cuda") else "cpu"
+
+
+def _half_by_regime(operator: str, roofs: Roofs) -> dict[str, float]:
+    """What bf16 in place of fp32 does to the time in each regime: only products have another arithmetic roof."""
+    by_regime = {OVERHEAD: 1.0, BANDWIDTH: 0.5, ARITHMETIC: 1.0}
+    if operator == "matmul" and "bf16" in roofs.peaks:
+        by_regime[ARITHMETIC] = roofs.peaks["fp32"] / roofs.peaks["bf16"]
+    return by_regime
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Checks as a table. The plain text is the same on every machine."""
+
+    result: Result
+    rows: Sequence[Check]
+
+    def __repr__(self):
+        return f"Regimes of {', '.join(OPERATORS)} at {len(SIZES)} sizes, and what two changes did to their times"
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": repr(self), "text/html": self._html()}
+
+    def _html(self) -> str:
+        names = ("operator", "x", "FLOP/byte", "the model says", "at least", "measured", *CHANGES[1:])
+        rows = ["<table><thead><tr>", *(f"<th>{name}</th>" for name in names), "</tr></thead><tbody>"]
+        for c in self.rows:
+            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in self._cells(c)) + "</tr>")
+        notes = (
+            "Yes: the change did to the time what that regime says; no: it did something else. "
+            "*: faster than a copy from memory, so that bytes came from a cache."
+        )
+        small = f"<p><small>{html.escape(f'{notes} {self.result.provenance}')}</small></p>"
+        return "".join([*rows, "</tbody></table>", small])
+
+    def _cells(self, c: Check) -> list[str]:
+        rows, n = c.case.shape(ran_on(self.result))
+        model = [digits(c.placed.intensity), c.placed.regime, quantity(c.placed.bound_s, "s")]
+        if not c.known:
+            return [c.case.label, f"{rows} x {n}", *model, self.result["time_s"].of(c.case.label).why, "", ""]
+        seen = quantity(c.time_s, "s") + "*" * c.beats_the_copy
+        changes = [_did(c.twice, c.size_agrees), _did(c.half, c.bytes_agree)]
+        return [c.case.label, f"{rows} x {n}", *model, seen, *changes]
+
+
+def _did(ratio: float, agrees: bool) -> str:
+    return f"time x {digits(ratio)}: {'yes' if agrees else 'no'}"
+
+
+def lines(found: Sequence[Check]) -> list[list[Point]]:
+    """For the picture: a line of points an operator, from its smallest to its largest size."""
+    drawn = []
+    for k, name in enumerate(OPERATORS):
+        mine = [c for c in found if c.case.operator == name and c.known]
+        drawn.append([Point(name, c.placed.intensity, c.work.flops / c.time_s, style.PARTS[k]) for c in mine])
+    return [line for line in drawn if line]

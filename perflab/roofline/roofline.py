@@ -1,0 +1,239 @@
+"""The roofline: which of three limits holds for an operator on a device, its picture, and the explorer.
+
+`place` evaluates a model (Williams, Waterman and Patterson 2009, DOI 10.1145/1498765.1498785) and adds a
+third limit to it: starting a call. A call takes at least as long as the slowest of the three.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import ipywidgets as widgets
+
+from perflab.bench.units import digits, quantity
+from perflab.errors import PerflabError
+from perflab.show import style
+from perflab.show.explorer import Explorer
+
+from .gpus import FORMATS, Gpu, known
+from .operators import OPERATORS
+from .peaks import Roofs
+from .work import Operator as Counted
+
+ARITHMETIC, BANDWIDTH, OVERHEAD = "arithmetic", "bandwidth", "overhead"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the model puts one call. `bound_s` is the least time it can take, set by `bound_by`; the three
+    times are what its FLOPs, its bytes and its start need by themselves, in seconds.
+
+    `cached`: all that it touches fits the device's last cache, so that repeated calls may beat the roof of
+    the copy, which was measured from memory.
+    """
+
+    regime: str
+    bound_s: float
+    bound_by: str
+    arithmetic_s: float
+    bandwidth_s: float
+    overhead_s: float
+    intensity: float
+    ridge: float
+    cached: bool
+
+
+def place(work: Counted, roofs: Roofs | Gpu, dtype: str, overhead_s: float = 0.0) -> Placed:
+    """Which limit holds for `work` (FLOPs and bytes) under the copy's roof and the arithmetic roof of `dtype`.
+
+    overhead_s: what starting the call takes, however small it is. Raises PerflabError where the device has
+    no roof for `dtype`.
+    """
+    if dtype not in roofs.peaks:
+        raise PerflabError(f"{roofs.name} has no roof for {dtype}: it has {', '.join(roofs.peaks) or 'none'}.")
+    moved = work.bytes_read + work.bytes_written
+    needs = {
+        ARITHMETIC: (work.flops / roofs.peaks[dtype], f"its FLOPs at the {dtype} roof"),
+        BANDWIDTH: (moved / roofs.bytes_per_s, "its bytes at the roof of a copy"),
+        OVERHEAD: (overhead_s, "starting it"),
+    }
+    regime = max(needs, key=lambda name: needs[name][0])
+    bound_s, bound_by = needs[regime]
+    fits = roofs.cache_bytes is not None and moved <= roofs.cache_bytes
+    intensity = work.flops / moved if moved else math.inf
+    return Placed(regime, bound_s, bound_by, *(s for s, _ in needs.values()), intensity, roofs.ridge(dtype), fits)
+
+
+def across(calls: Mapping[str, tuple[Counted, str]], cards: Mapping[str, Gpu] | None = None):
+    """The same calls on other roofs, as printed: a pandas DataFrame with a row a card.
+
+    calls: by name, what is counted and the format of its arithmetic. An empty cell: no such figure is printed.
+    """
+    import pandas as pd
+
+    cards = known() if cards is None else cards
+    rows = {}
+    for name, card in cards.items():
+        rows[name] = {"bytes/s": quantity(card.bytes_per_s, "bytes/s")}
+        for call, (work, dtype) in calls.items():
+            placed = place(work, card, dtype) if dtype in card.peaks else None
+            rows[name][f"ridge, {dtype}"] = digits(placed.ridge) if placed else ""
+            rows[name][call] = f"{placed.regime}, {quantity(placed.bound_s, 's')}" if placed else ""
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("card")
+
+
+# -- the picture
+
+
+@dataclass(frozen=True)
+class Point:
+    """One operator in the picture: FLOP per byte moved, and the FLOP/s that it reached."""
+
+    name: str
+    intensity: float
+    flops_per_s: float
+    colour: str = style.HERE
+
+
+LEFT, RIGHT = 0.03, 3e4  # FLOP per byte
+
+
+def _roof(ax, roofs: Roofs | Gpu, kinds: Sequence[str], colour: str, dashed: str, named: bool) -> None:
+    """The slope of the copy and a flat line a format; formats at the same height share a name."""
+    top = max(roofs.peaks[k] for k in kinds)
+    ax.plot([LEFT, top / roofs.bytes_per_s], [LEFT * roofs.bytes_per_s, top], color=colour, linestyle=dashed)
+    for kind in kinds:
+        peak = roofs.peaks[kind]
+        ax.plot([peak / roofs.bytes_per_s, RIGHT], [peak, peak], color=colour, linestyle=dashed, linewidth=1.2)
+    for level in _levels(roofs, kinds) if named else ():
+        height = max(roofs.peaks[k] for k in level)
+        where = {"textcoords": "offset points", "color": colour, "fontsize": 9, "va": "center"}
+        ax.annotate(", ".join(level), (RIGHT, height), (4, 0), annotation_clip=False, **where)
+
+
+def _levels(roofs: Roofs | Gpu, kinds: Sequence[str]) -> list[list[str]]:
+    """Formats in order of their peaks, those within a factor of 1.5 together: their names would overlap."""
+    levels: list[list[str]] = []
+    for kind in sorted(kinds, key=lambda k: roofs.peaks[k]):
+        if levels and roofs.peaks[kind] < 1.5 * roofs.peaks[levels[-1][0]]:
+            levels[-1].append(kind)
+        else:
+            levels.append([kind])
+    return levels
+
+
+def _axes(ax, roofs: Sequence[Roofs | Gpu], points: Sequence[Point]):
+    top = max(max(r.peaks.values()) for r in roofs)
+    low = min([LEFT * min(r.bytes_per_s for r in roofs), *(p.flops_per_s for p in points)])
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(LEFT, RIGHT)
+    ax.set_ylim(low / 3, top * 5)
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
+    ax.yaxis.set_major_formatter(lambda y, _: _short(y))
+    ax.minorticks_off()
+    ax.set_xlabel("FLOP per byte moved")
+    ax.set_ylabel("FLOP/s")
+
+
+def _short(y: float) -> str:
+    """A power of ten as an axis shows it: "100 G"."""
+    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if y >= 0.99 * factor:
+            return f"{y / factor:,.0f} {letter}"
+    return f"{y:g}"
+
+
+@style.styled
+def picture(
+    here: Roofs, lines: Sequence[Sequence[Point]] = (), printed: Gpu | None = None, beside: Sequence[Roofs] = ()
+) -> style.Picture:
+    """Measured roofs solid, printed ones dashed, other machines grey by name; operators as named points.
+
+    lines: the points of one operator each, from its smallest to its largest size.
+    """
+    if not here.peaks:
+        raise PerflabError(f"{here.name} has no arithmetic roof, and without one there is no roofline to draw.")
+    fig, ax = style.figure(height=4.6)
+    beside = [other for other in beside if "fp32" in other.peaks]
+    own = style.HERE if here.measured_here else style.RECORDED
+    for other in beside:
+        _roof(ax, other, ["fp32"], style.RECORDED, "-", named=False)
+        where = {"textcoords": "offset points", "color": style.RECORDED, "fontsize": 9, "ha": "right"}
+        ax.annotate(f"{other.name}, fp32", (RIGHT, other.peaks["fp32"]), (-2, 3), **where)
+    if printed and (kinds := [k for k in printed.peaks if k in here.peaks]):
+        _roof(ax, printed, kinds, style.BOUND, "--", named=False)
+        top = max(printed.peaks[k] for k in kinds)
+        where = {"textcoords": "offset points", "color": style.BOUND, "fontsize": 9, "ha": "right"}
+        ax.annotate("printed", (RIGHT, top), (-2, 3), **where)
+    _roof(ax, here, list(here.peaks), own, "-", named=True)
+    _axes(ax, [here, *beside, *([printed] if printed else [])], [p for line in lines for p in line])
+    _operators(ax, lines)
+    ax.set_title("roofs measured here" if here.measured_here else f"recorded on {here.name}", color=own)
+    drawn = ", ".join(line[0].name for line in lines)
+    return style.Picture.of(
+        fig,
+        "a roofline: FLOP/s over FLOP per byte, the copy's slope and a flat line a format; measured roofs solid, "
+        f"printed ones dashed, other machines grey{f'; points of {drawn}, larger for larger sizes' if drawn else ''}.",
+    )
+
+
+def _operators(ax, lines: Sequence[Sequence[Point]]):
+    """Points joined by operator; names stacked in the empty corner below the roofs, with a line to each."""
+    low, high = (math.log10(y) for y in ax.get_ylim())
+    ordered = sorted(lines, key=lambda line: line[0].flops_per_s)
+    for k, line in enumerate(ordered):
+        xs, ys, colour = [p.intensity for p in line], [p.flops_per_s for p in line], line[0].colour
+        ax.plot(xs, ys, color=colour, linewidth=0.8, zorder=3)
+        for size, p in zip((4, 6, 8), line, strict=False):
+            ax.plot([p.intensity], [p.flops_per_s], "o", color=colour, markersize=size, zorder=4)
+        at = (400, 10 ** (low + (high - low) * (0.06 + 0.075 * k)))
+        thread = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkB": 3}
+        plate = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        ax.annotate(line[0].name, (xs[0], ys[0]), at, fontsize=9, va="center", arrowprops=thread, bbox=plate)
+
+
+# -- the explorer
+
+
+def explore_roofline(here: Roofs | None = None, overhead_s: float = 5e-6) -> Explorer:
+    """Device, format, operator and size; the point under the roof, and which limit the model names.
+
+    here: the measured roofs of this machine, offered beside the printed ones of data/gpus.toml. overhead_s:
+    what starting a call takes, taken to be the same on all of them.
+    """
+    devices: dict[str, Roofs | Gpu] = ({"this machine": here} if here else {}) | known()
+
+    def draw(ax, device: str, dtype: str, operator: str, n: int) -> str:
+        roofs, kind = devices[device], OPERATORS[operator]
+        source = "printed" if roofs is not here else "measured" if here.measured_here else "recorded"
+        ax.figure.subplots_adjust(left=0.1, right=0.89)
+        if kind.roof(dtype) not in roofs.peaks:
+            ax.set_axis_off()
+            return f"No {kind.roof(dtype)} roof is {source} for {device}: it has {', '.join(roofs.peaks)}."
+        work = kind.work(n, n, dtype)
+        placed = place(work, roofs, kind.roof(dtype), overhead_s)
+        point = Point(operator, placed.intensity, work.flops / placed.bound_s)
+        _roof(ax, roofs, list(roofs.peaks), "#a0a0a0", "-", named=True)
+        _roof(ax, roofs, [kind.roof(dtype)], style.BOUND, "--" if source == "printed" else "-", named=False)
+        _axes(ax, [roofs], [point])
+        ax.plot([point.intensity], [point.flops_per_s], "o", color=style.HERE, markersize=9, zorder=4)
+        ax.axvline(placed.ridge, color="#a0a0a0", linewidth=0.8)
+        ax.set_title(f"{operator}, {n} x {n}, {dtype}: {placed.regime}, at least {quantity(placed.bound_s, 's')}")
+        fits = " All of it fits the last cache, so that repeated calls may beat the copy's roof." * placed.cached
+        return (
+            f"{quantity(work.flops, 'flops')} and {quantity(work.moved_bytes, 'bytes')}: {digits(placed.intensity)} "
+            f"FLOP per byte, beside a ridge of {digits(placed.ridge)}. What limits it is {placed.bound_by}.{fits} "
+            f"A model over {source} roofs, with {quantity(overhead_s, 's')} to start a call: nothing is timed here."
+        )
+
+    sizes = [2**k for k in range(4, 15)]
+    return Explorer(
+        draw,
+        "a modelled point under the roofline of a device, for an operator, a format and a size.",
+        size=(8.0, 4.2),
+        device=widgets.Dropdown(options=list(devices), description="device"),
+        dtype=widgets.Dropdown(value="bf16", options=list(FORMATS), description="format"),
+        operator=widgets.Dropdown(value="gelu", options=list(OPERATORS), description="operator"),
+        n=widgets.SelectionSlider(value=2048, options=sizes, description="n"),
+    )

@@ -1,1 +1,0 @@
-"""Where a slow loop spends its time, by interventions. Returns results; draws through `show` alone."""

@@ -1,0 +1,103 @@
+"""The seat: one holder a device, fair, free when its holder dies."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from perflab import PerflabError
+from perflab.bench import device_lock
+
+HOLDER = """
+import os, sys, time
+from perflab.bench import device_lock
+with device_lock.hold("cpu"):
+    for _ in range(2):
+        if os.fork() == 0:
+            time.sleep(30)
+            os._exit(0)
+    print("held", flush=True)
+    time.sleep(30)
+"""
+TAKER = """
+import json, sys, time
+from perflab.bench import device_lock
+for _ in range(int(sys.argv[1])):
+    with device_lock.hold("cpu"):
+        began = time.monotonic()
+        time.sleep(0.01)
+        print(json.dumps([began, time.monotonic()]), flush=True)
+"""
+
+
+def test_no_two_holders_overlap_and_none_starves():
+    takers = [
+        subprocess.Popen([sys.executable, "-c", TAKER, "25"], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    spans = [[json.loads(line) for line in p.communicate()[0].splitlines()] for p in takers]
+    held = sorted(span for of_one in spans for span in of_one)
+    assert len(held) == 75
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(held))
+    ends = sorted(of_one[-1][1] for of_one in spans)
+    starts = [of_one[0][0] for of_one in spans]
+    assert max(starts) < ends[0]  # nobody had to wait for another one's last round
+
+
+def test_a_killed_holder_frees_the_seat_though_its_forked_children_live():
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        os.kill(holder.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        with device_lock.hold("cpu", timeout_s=5):
+            assert time.monotonic() - killed < 1
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+
+
+def test_who_waits_too_long_hears_who_holds_it():
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        holder.stdout.readline()
+        with pytest.raises(PerflabError, match=f"held by process {holder.pid}"), device_lock.hold("cpu", timeout_s=0.1):
+            pass
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+
+
+def test_a_holder_and_its_own_subprocess_go_straight_in():
+    with device_lock.hold("cpu"), device_lock.hold("cpu", timeout_s=0.1):
+        done = subprocess.run([sys.executable, "-c", TAKER, "1"], timeout=60, capture_output=True, check=True)
+    assert done.stdout and "PERFLAB_SEAT_HELD" not in os.environ
+
+
+def test_a_wait_can_be_stopped():
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        holder.stdout.readline()
+
+        def stop():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt), device_lock.hold("cpu", stop):
+            pass
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PERFLAB_SEATS", str(tmp_path / "file"))
+    with pytest.raises(PerflabError, match="PERFLAB_SEATS"), device_lock.hold("cpu"):
+        pass
+
+
+def test_a_timeout_that_is_no_number_is_one_sentence(monkeypatch):
+    monkeypatch.setenv("PERFLAB_SEAT_TIMEOUT", "soon")
+    with pytest.raises(PerflabError, match="seconds"), device_lock.hold("cpu"):
+        pass
