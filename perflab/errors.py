@@ -19,4 +19,4 @@ def first_line(error: BaseException) -> str:
     'ValueError: the shapes differ'
     """
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0].strip()[:200]}" if lines else type(error).__name__

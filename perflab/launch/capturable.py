@@ -223,12 +223,6 @@ def forbids(call: Callable, *inputs) -> list[Forbidden]:
     return watch.found
 
 
-def first_line(error: BaseException) -> str:
-    """The type of an error and the first line of what it says."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:160]}".rstrip(": ")
-
-
 def apart(observed: Callable[[], dict], timeout_s: float = 120.0) -> dict:
     """What `observed()` returns, from a process of its own that it may spoil: a dict of numbers and text.
 

@@ -13,10 +13,10 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from perflab.bench import machine
-from perflab.errors import PerflabError
+from perflab.errors import PerflabError, first_line
 
 from . import given
-from .capturable import Forbidden, apart, copied, first_line, forbids
+from .capturable import Forbidden, apart, copied, forbids
 
 __all__ = ["Forbidden", "Graph", "capture", "capture_step", "forbids", "listing"]
 

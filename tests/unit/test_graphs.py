@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import re
 
 import pytest
 import torch
@@ -182,7 +181,6 @@ def test_what_cannot_be_captured_is_named_with_its_line(function):
 @pytest.mark.parametrize("function", ALLOWED, ids=lambda f: f.__name__)
 def test_what_can_be_captured_is_let_through(function):
     assert capturable.forbids(function, X) == []
-    assert capturable.why_not(function, X).changes == ()
 
 
 def test_a_line_is_named_once_however_often_it_runs():
@@ -248,52 +246,6 @@ def test_what_was_compiled_is_looked_at_as_it_was_written():
     assert capturable.forbids(torch.compile(chain, backend="eager"), X) == []
 
 
-# -- from call to call
-
-
-def test_calls_that_differ_are_said():
-    calls = []
-
-    def drifting(x):
-        calls.append(1)
-        return x[: len(calls)] * 2
-
-    seen = capturable.why_not(drifting, X)
-    assert not seen and "two calls differ" in str(seen)
-
-
-def test_a_shape_to_come_is_said_with_both_shapes():
-    seen = capturable.why_not(chain, torch.ones(8, 4), later=[(torch.ones(8, 4),), (torch.ones(3, 4),)])
-    assert not seen
-    (said,) = seen.changes
-    assert "(8, 4)" in said and "(3, 4)" in said and "pad" in said
-
-
-def scaled(d, by):
-    return d["x"] * by
-
-
-@pytest.mark.parametrize(
-    ("others", "word"),
-    [
-        (({"x": torch.ones(9)}, 2), r"Input d has shape \(9,\)"),
-        (({"x": X.double()}, 2), "Input d is torch.float64"),
-        (({"x": X}, 3), "Input by was 2"),
-        (({"y": X}, 2), "Input d is built otherwise"),
-        (({"x": X},), "for 2 inputs cannot take 1"),
-    ],
-)
-def test_any_other_input_to_come_is_said_as_a_graph_would_say_it(others, word):
-    (said,) = capturable.why_not(scaled, {"x": X}, 2, later=[({"x": X}, 2), others]).changes
-    assert re.search(word, said)
-
-
-@pytest.mark.parametrize("later", [[3], [X], ["ab"]])
-def test_inputs_to_come_that_are_none_are_one_sentence(later):
-    with pytest.raises(PerflabError, match="later takes"):
-        capturable.why_not(chain, X, later=later)
-
-
 def generates(x):
     yield x + 1
 
@@ -309,18 +261,11 @@ def generates(x):
         (lambda x, y: 1, "missing a required argument: 'y'"),
     ],
 )
-@pytest.mark.parametrize("ask", [capturable.why_not, capturable.forbids, graphs.capture, breaks.breaks, work.counted])
+@pytest.mark.parametrize("ask", [capturable.forbids, graphs.capture, breaks.breaks, work.counted])
 def test_what_cannot_be_called_with_its_inputs_is_one_sentence(ask, call, word):
     with pytest.raises(PerflabError, match=word) as caught:
         ask(call, X)
     assert str(caught.value).startswith(ask.__name__)
-
-
-@needs_no_cuda
-def test_without_a_device_there_is_no_trial_and_it_says_so():
-    fine, bad = capturable.why_not(chain, X), capturable.why_not(mask, X)
-    assert fine and not bad
-    assert "no CUDA device here" in str(fine) and "captured" not in str(fine).replace("that forbids a capture", "")
 
 
 @needs_no_cuda
