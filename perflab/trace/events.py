@@ -6,7 +6,9 @@ import json
 import math
 import re
 import sys
+import zlib
 from array import array
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -179,13 +181,29 @@ def recorded(source) -> Recording:
 
 
 def _json(path: Path) -> dict | list:
+    """The content of a file, packed or not; fractions stay exact, since a float loses the nanoseconds of 10^15 us."""
     try:
         raw = path.read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        return json.loads(text.decode("utf-8-sig", errors="replace"), strict=False)
-    except (OSError, EOFError, ValueError, RecursionError, gzip.zlib.error) as error:
+        packed = raw[:2] == b"\x1f\x8b"
+        text = (gzip.decompress(raw) if packed else raw).decode("utf-8-sig", errors="replace")
+    except EOFError:
+        raise PerflabError(f"{path.name} is cut short; {EXPORT}.") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise PerflabError(f"{path.name} is damaged ({error}); {EXPORT}.") from None
+    except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise PerflabError(f"{path.name} cannot be read ({why}): it is cut short or no trace; {EXPORT}.") from error
+        raise PerflabError(f"{path.name} cannot be read ({why}); {EXPORT}.") from None
+    if not text.strip():
+        raise PerflabError(f"{path.name} is empty; {EXPORT}.")
+    try:
+        return json.loads(text, strict=False, parse_float=Decimal)
+    except json.JSONDecodeError as error:
+        if error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated"):
+            raise PerflabError(f"{path.name} is cut short: it ends in the middle of its JSON; {EXPORT}.") from None
+        where = f"line {error.lineno}, column {error.colno}"
+        raise PerflabError(f"{path.name} is no JSON ({error.msg} at {where}); {EXPORT}.") from None
+    except (ValueError, RecursionError) as error:
+        raise PerflabError(f"{path.name} is no JSON ({first_line(error)}); {EXPORT}.") from None
 
 
 def _properties(recording: Recording, devices):
