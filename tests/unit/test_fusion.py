@@ -1,5 +1,6 @@
 """torch.compile from outside: kernels, graphs, breaks, guards; and that nothing of it is left behind."""
 
+import builtins
 import inspect
 import math
 import multiprocessing
@@ -251,7 +252,10 @@ def test_a_break_in_a_called_function_is_named_once_and_there():
 
 def test_a_break_in_a_notebook_cell_has_no_path():
     scope = {}
-    exec(compile("def f(x):\n    y = x + 1\n    return y * y.sum().item()", "/tmp/ipykernel_7/123.py", "exec"), scope)
+    exec(
+        builtins.compile("def f(x):\n    y = x + 1\n    return y * y.sum().item()", "/tmp/ipykernel_7/123.py", "exec"),
+        scope,
+    )
     (found,) = compile.breaks(scope["f"], torch.ones(2))
     assert str(found) == ".item() (cell, line 3): it reads a number from a tensor"
 

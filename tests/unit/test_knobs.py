@@ -273,8 +273,8 @@ SMALL_SHM = """
 import sys, warnings, torch
 from torch.utils.data import DataLoader, Dataset
 from perflab import vary
-from perflab.loading.deaths import explain_worker_death
-from perflab.loading.knobs import fitting
+from perflab.loading.errors import explain_worker_death
+from perflab.loading.inflight import fitting
 warnings.simplefilter("ignore")
 
 class Big(Dataset):
@@ -585,7 +585,7 @@ INTERRUPTED = """
 import psutil, signal, time, warnings, torch
 from torch.utils.data import DataLoader, Dataset
 from perflab import observe
-from perflab.loading import knobs
+from perflab.loading import inflight
 warnings.simplefilter("ignore")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 FORK = {"num_workers": 2, "multiprocessing_context": "fork"}
@@ -599,9 +599,9 @@ class Slow(Dataset):
 def rows():
     print("go", flush=True)
     list(DataLoader(Slow(), 4, **FORK))
-    with knobs.ending(DataLoader(Slow(), 4, persistent_workers=True, **FORK)) as loader:
+    with inflight.ending(DataLoader(Slow(), 4, persistent_workers=True, **FORK)) as loader:
         list(loader)
-    knobs.in_flight(DataLoader(Slow(), 100, **FORK))
+    inflight.in_flight(DataLoader(Slow(), 100, **FORK))
     return {}
 
 for _ in range(4):

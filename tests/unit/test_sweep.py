@@ -237,7 +237,7 @@ def test_an_endless_stream_is_one_sentence(monkeypatch):
             first, step = (info.id, info.num_workers) if info else (0, 1)
             return (torch.tensor(k) for k in itertools.count(first, step))
 
-    monkeypatch.setattr("perflab.loading.sweep.ENDLESS_S", 0.2)
+    monkeypatch.setattr("perflab.loading.advise.ENDLESS_S", 0.2)
     with pytest.raises(PerflabError, match=r"did not end within 0\.2 s"):
         advise(DataLoader(Endless(), 4, num_workers=2, multiprocessing_context="fork"), [0, 2])
 
