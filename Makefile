@@ -7,9 +7,15 @@ TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 PORT ?=
 NB ?=
+WEEKLY ?=
+JOBS ?= 2
 
-MODULES = torch numpy pandas matplotlib ipywidgets jupyterlab PIL psutil pynvml tqdm nbclient nbformat cloudpickle
-TEST_MODULES = nbval pytest pytest_timeout ruff codespell_lib
+TESTS = $(if $(NB),tests/notebooks --notebook "$(NB)",tests)
+LEFT_OUT = $(if $(WEEKLY),, and not weekly)
+export PERFLAB_WEEKLY := $(WEEKLY)
+
+MODULES = torch numpy pandas matplotlib ipywidgets jupyterlab PIL psutil pynvml tqdm nbclient nbformat cloudpickle filelock
+TEST_MODULES = nbval pytest pytest_timeout xdist ruff codespell_lib
 
 override VENV := $(patsubst ~/%,$(HOME)/%,$(VENV))
 export JUPYTER_CONFIG_PATH := $(CURDIR)/.jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
@@ -34,8 +40,10 @@ help:
 lab: setup data ## open the course in JupyterLab (PORT=8890 to name the port)
 	@exec $(PY) -m perflab lab $(if $(PORT),--port $(PORT))
 
-test: setup-test data $(if $(NB),,lint) ## run everything as CI does (NB=03 for one notebook)
-	$(PY) -m pytest $(if $(NB),tests/notebooks --notebook "$(NB)",tests)
+test: setup-test data $(if $(NB),,lint) ## run everything as CI does (NB=03 for one notebook; WEEKLY=1 for all of it)
+	@$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not timed$(LEFT_OUT)" $(TESTS); side_by_side=$$?; \
+	$(PY) -m pytest -m "timed$(LEFT_OUT)" $(TESTS); alone=$$?; \
+	[ $$side_by_side -eq 0 ] && { [ $$alone -eq 0 ] || [ $$alone -eq 5 ]; } # 5: no test of this notebook is timed
 
 course: setup data ## run all notebooks on this machine and write report/index.html
 	@exec $(PY) -m perflab course $(NB)

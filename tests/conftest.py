@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-NOTES = pytest.StashKey[list[str]]()
-VERDICTS = pytest.StashKey[Counter]()
-SLOWEST = 10
+SLOWEST = 30
 PARAMETERS = {"notebook", "one_notebook"}
 
 
@@ -26,8 +24,6 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" leaves it ignored, children too
     if config.getoption("--notebook"):
         chosen_notebooks(config)  # a wrong name is said once, and not by every test
-    config.stash[NOTES] = []
-    config.stash[VERDICTS] = Counter()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -63,8 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest):
-    """note("...") puts a line into the account at the end of the run."""
-    return request.config.stash[NOTES].append
+    """note("...") puts a line into the account at the end of the run; it travels with the test's report."""
+    return lambda line: request.node.user_properties.append(("note", line))
 
 
 @pytest.fixture
@@ -75,15 +71,15 @@ def live_home(request: pytest.FixtureRequest, tmp_path: Path):
     for path in home.glob("verdicts/*.json"):
         verdict = json.loads(path.read_text("utf-8"))
         if verdict.get("source", "here") == "here":  # what rests on a recorded machine says nothing about this one
-            request.config.stash[VERDICTS][verdict["state"]] += 1
+            request.node.user_properties.append(("verdict", verdict["state"]))
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     sections = {
         "not run, and why": list(_skipped(terminalreporter)),
         "slowest": list(_slowest(terminalreporter)),
-        "live verdicts": list(_verdicts(config.stash[VERDICTS])),
-        "notes": config.stash[NOTES],
+        "live verdicts": list(_verdicts(Counter(_said(terminalreporter, "verdict")))),
+        "notes": sorted(_said(terminalreporter, "note")),
     }
     terminalreporter.section("perflab")
     for title, lines in sections.items():
@@ -91,6 +87,14 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
             terminalreporter.write_line(f"{title}:")
         for line in lines:
             terminalreporter.write_line(f"  {line}")
+
+
+def _said(reporter, what: str):
+    """What the tests put down under this name, from the last report of each."""
+    for reports in reporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", "") == "teardown":
+                yield from (value for name, value in report.user_properties if name == what)
 
 
 def _skipped(reporter):

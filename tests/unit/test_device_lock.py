@@ -13,6 +13,8 @@ import pytest
 from perflab import PerflabError
 from perflab.bench import device_lock
 
+pytestmark = pytest.mark.timed
+
 HOLDER = """
 import os, sys, time
 from perflab.bench import device_lock

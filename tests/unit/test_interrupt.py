@@ -15,6 +15,8 @@ import pytest
 
 from perflab.bench import record
 
+pytestmark = pytest.mark.timed
+
 SWEEP = """
 import json, signal, sys, time, warnings
 import torch

@@ -23,6 +23,7 @@ MODULES = {
     "pillow": "PIL",
     "nvidia-ml-py": "pynvml",
     "pytest-timeout": "pytest_timeout",
+    "pytest-xdist": "xdist",
     "codespell": "codespell_lib",
 }
 

@@ -8,6 +8,8 @@ from torch.utils.data import DataLoader, Dataset
 from perflab import PerflabError, split
 from perflab.bench import machine
 
+pytestmark = pytest.mark.timed
+
 
 class Slow(Dataset):
     def __init__(self, sleep_s):

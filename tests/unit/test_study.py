@@ -14,6 +14,8 @@ from perflab.bench import record
 from perflab.bench.estimate import CANNOT, HOLDS, NOT
 from perflab.bench.result import Result
 
+pytestmark = pytest.mark.timed
+
 
 def sleep(ms):
     time.sleep(ms / 1000)

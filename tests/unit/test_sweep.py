@@ -18,6 +18,8 @@ from perflab.bench.estimate import Knee
 from perflab.loading.decode import DraftPhotos
 from perflab.loading.images import Photos
 
+pytestmark = pytest.mark.timed
+
 
 class Gated(Dataset):
     """An item takes 6 ms, and at most four are handled at a time, as by a store with four connections."""
