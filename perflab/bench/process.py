@@ -22,7 +22,7 @@ import psutil
 
 from perflab.errors import PerflabError, first_line
 
-from . import closing, files, machine, record
+from . import files, interrupt, machine, record
 from .plan import Job
 from .result import Result
 from .units import quantity
@@ -116,7 +116,7 @@ def _run(folder: Path, f: Callable, args: tuple, timeout_s: float, memory_bytes:
         raise PerflabError(
             f"This cannot travel to a new process ({first_line(e)}): build such things in prepare, not before."
         ) from None
-    with closing.Door() as door:
+    with interrupt.Interruptible() as door:
         child, why = _start(folder), ""
         began = time.time()
         try:
