@@ -12,7 +12,7 @@ _HOME = {
     "observe": "bench.study",
     "budget": "bench.settings",
     "samples": "bench.timing",
-    "release": "bench.closing",
+    "release": "bench.cleanup",
     "fresh": "bench.process",
     "split": "start.split",
     "guards": "loading.guards",

@@ -1,56 +1,47 @@
-"""Processes of our own, for what may spoil one: out of memory, a failed capture, a crash, a hang.
+"""New interpreters for what may spoil this one: out of memory, a failed capture, a crash, a hang.
 
-The job goes to the child through its standard input, which stays open as a lifeline: when the parent is
-gone, the child ends itself and its group. Only our own bytes are ever unpickled.
+The child's standard input is a lifeline: when the parent is gone, however it went, the child ends itself and
+its group. Only our own bytes are ever unpickled.
 """
 
 import contextlib
 import json
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
 import psutil
 
-from perflab.errors import PerflabError
+from perflab.errors import PerflabError, first_line
 
-from . import closing, machine, record
+from . import files, interrupt, machine, record
 from .plan import Job
 from .result import Result
-from .schedule import Schedule
 from .units import quantity
 
 POLL_S = 0.02
+START_S = 60.0  # until a new interpreter has imported what it needs
 
 
-class ByValue:
-    """A map-style dataset or a collate function of a notebook cell that any DataLoader worker can receive.
+def call(f: Callable, *args, timeout_s: float = 120.0, memory_bytes: int | None = None):
+    """What `f(*args)` returns, from a new interpreter. Function, arguments and value travel by cloudpickle.
 
-    A worker started by spawn or forkserver cannot import what a cell defined; this carries its code.
+    Raises PerflabError, in one sentence, where `f` raised, or where its process died, gave no answer within
+    `timeout_s` seconds, or took more than `memory_bytes` (default: 80 % of what is free).
     """
-
-    def __init__(self, wrapped):
-        self.wrapped = wrapped
-
-    def __len__(self):
-        return len(self.wrapped)
-
-    def __getitem__(self, i):
-        return self.wrapped[i]
-
-    def __call__(self, *args):
-        return self.wrapped(*args)
-
-    def __reduce__(self):
-        return cloudpickle.loads, (cloudpickle.dumps(self.wrapped),)
+    with tempfile.TemporaryDirectory(prefix="perflab-") as name:
+        value, why = _run(Path(name), f, args, timeout_s, memory_bytes)
+    if why:
+        raise PerflabError(f"In a process of its own: {why}")
+    return value
 
 
 def fresh(timeout_s: float = 120.0, memory_bytes: int | None = None):
@@ -64,8 +55,8 @@ def fresh(timeout_s: float = 120.0, memory_bytes: int | None = None):
         left, reasons, result = dict(job.values), {}, job.empty()
         _ = job.digest  # of source that the child cannot read
         while left:
-            result, culprit, why = _attempt(replace(job, values=left), timeout_s, memory_bytes)
-            if culprit is None:
+            result, why, culprit = _attempt(replace(job, values=left), timeout_s, memory_bytes)
+            if not why:
                 break
             for name in [culprit] if culprit in left else list(left):
                 reasons[name] = why
@@ -79,39 +70,79 @@ def fresh(timeout_s: float = 120.0, memory_bytes: int | None = None):
     return where
 
 
-def _attempt(job: Job, timeout_s: float, memory_bytes: int | None) -> tuple[Result, str | None, str]:
-    """One child process: its result, the value that ended it (or None), and why."""
+def _attempt(job: Job, timeout_s: float, memory_bytes: int | None) -> tuple[Result, str, str]:
+    """One schedule in one process: its result, why the process was ended or "", and the value it was at."""
+    with tempfile.TemporaryDirectory(prefix="perflab-") as name:
+        folder, why, stopped = Path(name), "", ""
+        try:
+            _, why = _run(folder, _measure, (job, folder), timeout_s, memory_bytes)
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        try:
+            result = Result.from_json(json.loads((folder / "result.json").read_text(encoding="utf8")))
+        except (OSError, ValueError):
+            result = job.empty()
+        result.stopped = stopped or result.stopped
+        visit = folder / "visit"
+        return result, why, visit.read_text(encoding="utf8") if visit.exists() else ""
+
+
+def _measure(job: Job, folder: Path):
+    """In the child: run the schedule, write the result after each round and the value that is visited."""
+    from .schedule import Schedule  # torch: seconds that not every call needs
+
+    def keep(result: Result):
+        record.write(folder / "result.json", result.to_json())
+
+    def visiting(name: str):
+        (folder / "visit").write_text(name, encoding="utf8")
+
+    def waiting():
+        os.utime(folder / "visit")  # not silent: somebody else has the device
+
+    os.environ["PERFLAB_PROGRESS"] = "off"
+    keep(Schedule(job, before_visit=visiting, after_round=keep, waiting=waiting).go())
+
+
+# -- the process
+
+
+def _run(folder: Path, f: Callable, args: tuple, timeout_s: float, memory_bytes: int | None) -> tuple[object, str]:
+    """Run `f(*args)` in a child that writes into `folder`: its value, and why there is none, or ""."""
     limit = memory_bytes or int(0.8 * machine.ram_bytes())
     try:
-        payload = cloudpickle.dumps(job)
+        (folder / "job").write_bytes(cloudpickle.dumps((f, args)))
     except Exception as e:
         raise PerflabError(
-            f"{job.study} cannot travel to a new process ({e}): build such things in prepare, not before."
+            f"This cannot travel to a new process ({first_line(e)}): build such things in prepare, not before."
         ) from None
-    with tempfile.TemporaryDirectory(prefix="perflab-") as folder, closing.Door() as door:
-        child = _start(payload, Path(folder))
-        why = ""
+    with interrupt.Interruptible() as door:
+        child, why = _start(folder), ""
+        began = time.time()
         try:
             while child.poll() is None and not why:
                 door.call(time.sleep, POLL_S)
-                why = _trouble(child, Path(folder), timeout_s, limit)
+                why = _trouble(child, folder, began, timeout_s, limit)
         except KeyboardInterrupt:
             child.send_signal(signal.SIGINT)  # it closes its workers and writes what it has
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.7)
         finally:
             _end(child)
-        result = _written(Path(folder)) or job.empty()
-        if door.hit:
-            result.stopped = "interrupted"
-        elif why or child.returncode != 0:
-            return result, _visited(Path(folder)), why or _death(child.returncode, Path(folder))
-        return result, None, ""
+    door.check()
+    if why:
+        return None, why
+    if (folder / "outcome").exists():
+        return cloudpickle.loads((folder / "outcome").read_bytes())
+    if child.returncode < 0:
+        return None, f"its process was ended by {signal.Signals(-child.returncode).name}"
+    lines = (folder / "stderr").read_text(errors="replace").strip().splitlines()
+    return None, f"its process ended with status {child.returncode}{f': {lines[-1][:200]}' if lines else ''}"
 
 
-def _start(payload: bytes, folder: Path) -> subprocess.Popen:
+def _start(folder: Path) -> subprocess.Popen:
     with open(folder / "stderr", "wb") as errors:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "perflab.bench.process", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -119,22 +150,20 @@ def _start(payload: bytes, folder: Path) -> subprocess.Popen:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
             start_new_session=True,
         )
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(struct.pack("<Q", len(payload)) + payload)
-        child.stdin.flush()
-    return child
 
 
-def _trouble(child: subprocess.Popen, folder: Path, timeout_s: float, limit: int) -> str:
+def _trouble(child: subprocess.Popen, folder: Path, began: float, timeout_s: float, limit: int) -> str:
     """Why the child has to be ended, or ""."""
-    with contextlib.suppress(OSError):
-        silent = time.time() - (folder / "visit").stat().st_mtime
-        if silent > timeout_s:
-            return f"no answer within {timeout_s:g} s"
+    try:
+        heard = (folder / "visit").stat().st_mtime
+    except OSError:
+        heard = began + START_S
+    if time.time() - heard > timeout_s:
+        return f"no answer within {timeout_s:g} s"
     used = 0
     with contextlib.suppress(psutil.Error):
-        me = psutil.Process(child.pid)
-        for p in [me, *me.children(recursive=True)]:
+        root = psutil.Process(child.pid)
+        for p in [root, *root.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
                 used += p.memory_info().rss
     return f"took more than {quantity(limit, 'bytes')} of memory" if used > limit else ""
@@ -148,51 +177,24 @@ def _end(child: subprocess.Popen):
     child.wait()
 
 
-def _death(code: int, folder: Path) -> str:
-    if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}"
-    lines = (folder / "stderr").read_text(errors="replace").strip().splitlines()
-    return f"its process ended with status {code}{f': {lines[-1][:200]}' if lines else ''}"
-
-
-def _visited(folder: Path) -> str:
-    with contextlib.suppress(OSError):
-        return (folder / "visit").read_text(encoding="utf8")
-    return ""
-
-
-def _written(folder: Path) -> Result | None:
-    with contextlib.suppress(OSError, ValueError):
-        return Result.from_json(json.loads((folder / "result.json").read_text(encoding="utf8")))
-    return None
-
-
 def _follow_parent():
     """End this process group when the lifeline breaks: the parent died without a word."""
-    os.read(sys.stdin.fileno(), 1)  # below Python's buffers, whose lock a daemon thread must not hold at exit
+    os.read(0, 1)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def main(folder: Path):
-    """The child: receives a job, measures, writes the result after each round."""
+    """The child: calls what it was sent, and writes its value and why there is none, or ""."""
+    threading.Thread(target=_follow_parent, daemon=True).start()
     with contextlib.suppress(OSError):  # should memory run out, the system ends this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
-    (size,) = struct.unpack("<Q", sys.stdin.buffer.read(8))
-    job = cloudpickle.loads(sys.stdin.buffer.read(size))
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    os.environ["PERFLAB_PROGRESS"] = "off"
-
-    def keep(result: Result):
-        record.write(folder / "result.json", result.to_json())
-
-    def visiting(name: str):
-        (folder / "visit").write_text(name, encoding="utf8")
-
-    def waiting():
-        with contextlib.suppress(OSError):  # not silent: somebody else has the seat
-            os.utime(folder / "visit")
-
-    keep(Schedule(job, before_visit=visiting, after_round=keep, waiting=waiting).go())
+    f, args = cloudpickle.loads((folder / "job").read_bytes())
+    (folder / "visit").touch()
+    try:
+        outcome = cloudpickle.dumps((f(*args), ""))
+    except Exception as e:
+        outcome = cloudpickle.dumps((None, str(e) if isinstance(e, PerflabError) else first_line(e)))
+    files.put(folder / "outcome", outcome)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 
 from perflab.errors import PerflabError
 
-from . import closing, conditions, device_lock, machine, record, timing
+from . import cleanup, conditions, device_lock, interrupt, machine, record, timing
 from .estimate import interval
 from .plan import Job, plain
 from .progress import bar
@@ -36,7 +36,7 @@ class Schedule:
         self.first_s: dict[str, float] = {}
         self.threads = _usable_threads()
         self.random = random.Random(job.study)
-        self.door = closing.Door()
+        self.door = interrupt.Interruptible()
 
     def go(self) -> Result:
         """Measure until the plan is fulfilled. Everything prepared is closed on every path."""
@@ -89,13 +89,13 @@ class Schedule:
             self.stack.close()
         except BaseException as e:
             record.once(f"{self.job.study}: a prepared value did not close: {_first_line(e)}")
-        closing.release()
+        cleanup.release()
 
     def _close(self, prepared):
         """Close what `prepare` built; a value that came as it is belongs to the learner."""
         try:
             if self.job.prepare:
-                closing.close(prepared)
+                cleanup.close(prepared)
         except BaseException as e:
             record.once(f"{self.job.study}: a prepared value did not close: {_first_line(e)}")
 
@@ -103,7 +103,7 @@ class Schedule:
         self.result.reasons[name] = f"{when}: {_first_line(error)}"
         error.__traceback__ = None  # its frames hold tensors and workers
         self._close(self.ready.pop(name, None))
-        closing.release()
+        cleanup.release()
 
     # -- rounds
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from perflab.errors import PerflabError
 
-from . import closing, machine, record
+from . import interrupt, machine, record
 from .plan import Job, plain, plan
 from .progress import shell
 from .result import TWIN, Result, Work, label
@@ -122,7 +122,7 @@ def observe(
     if (known := _replayed(job, needs)) is not None:
         return known
     if callable(rows):
-        with closing.Door() as door:  # it may start workers, which an interrupt must not leave behind
+        with interrupt.Interruptible() as door:  # it may start workers, which an interrupt must not leave behind
             rows = door.call(rows)
     result = job.empty()
     for name, columns in rows.items():

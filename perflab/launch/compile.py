@@ -20,7 +20,7 @@ import psutil
 import torch
 from torch.utils._pytree import tree_map
 
-from perflab.bench import closing, machine, timing
+from perflab.bench import cleanup, machine, timing
 from perflab.errors import PerflabError
 
 from . import given
@@ -45,11 +45,11 @@ class Compiled:
 @contextlib.contextmanager
 def _no_compiler_left() -> Iterator[None]:
     """An interrupt or an error ends the compilers (g++, ptxas) that run, and those they started."""
-    before = closing.kin()
+    before = cleanup.descendants()
 
     def end():
         running = []
-        for key, p in closing.kin().items():
+        for key, p in cleanup.descendants().items():
             with contextlib.suppress(psutil.Error):
                 if key not in before and "python" not in p.name():
                     p.terminate()  # so that it deletes what it has half written

@@ -6,7 +6,7 @@ import math
 import torch
 from torch.utils.data import DataLoader
 
-from perflab.bench import closing
+from perflab.bench import cleanup
 from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.study import vary
 from perflab.learn.question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
@@ -48,7 +48,7 @@ def _pixels(batches) -> list[torch.Tensor]:
         for batch in itertools.islice(batches, 2 * COUNT):
             found += list(batch if isinstance(batch, torch.Tensor) else batch[0])
     finally:
-        closing.close(batches)
+        cleanup.close(batches)
     return found
 
 

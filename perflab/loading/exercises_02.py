@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from perflab.bench import closing
+from perflab.bench import cleanup, interrupt
 from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.study import vary
 from perflab.learn.question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
@@ -46,7 +46,7 @@ def write_readings(path: Path) -> np.ndarray:
 def _mended(answer) -> Outcome:
     if not callable(answer):
         return Outcome(INCORRECT, "the answer is a class that takes the path of the file, such as Mended.")
-    with tempfile.TemporaryDirectory(prefix="perflab-") as folder, closing.Door() as door:
+    with tempfile.TemporaryDirectory(prefix="perflab-") as folder, interrupt.Interruptible() as door:
         path = Path(folder) / "readings.csv"
         rows = write_readings(path)
         data = answer(str(path))
@@ -139,7 +139,7 @@ def _epochs(data, kept: bool) -> list[list[dict]]:
     try:
         return [[item for batch in loader for item in batch] for _ in range(2)]
     finally:
-        closing.end_loader_workers(loader)
+        cleanup.end_loader_workers(loader)
 
 
 def _plain(items: list[dict]) -> list[dict]:

@@ -16,7 +16,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from perflab.bench import closing, machine
+from perflab.bench import cleanup, interrupt, machine
 from perflab.bench.estimate import Estimate
 from perflab.bench.result import Metric, label
 from perflab.bench.units import quantity
@@ -91,7 +91,7 @@ def _opened(loader: DataLoader, patience_s: float) -> Iterator[_Flight]:
             flight.settle()
             yield flight
         finally:
-            closing.end_loader_workers(flight.batches)
+            cleanup.end_loader_workers(flight.batches)
 
 
 def in_flight(loader: DataLoader, patience_s: float = 10.0) -> dict[str, int]:
@@ -109,7 +109,7 @@ def in_flight(loader: DataLoader, patience_s: float = 10.0) -> dict[str, int]:
             "in_flight counts the lists of indices that a DataLoader draws for a map-style dataset; "
             f"{_named(loader)} has none: count its samples instead."
         )
-    with closing.Door() as door:
+    with interrupt.Interruptible() as door:
         return door.call(_or_a_sentence, lambda: _counted(loader, patience_s))
 
 
@@ -237,7 +237,7 @@ def seen_bytes(loader: DataLoader, patience_s: float = 10.0) -> int:
         raise PerflabError("There is no /dev/shm here: shared memory can be watched on Linux only.")
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         raise PerflabError(f"seen_bytes takes a DataLoader over a map-style dataset, not {_named(loader)}.")
-    with closing.Door() as door:
+    with interrupt.Interruptible() as door:
         return door.call(_or_a_sentence, lambda: _taken(loader, patience_s))
 
 
@@ -294,7 +294,7 @@ def ending(loader: DataLoader) -> Iterator[DataLoader]:
     try:
         yield loader
     finally:
-        closing.end_loader_workers(loader)
+        cleanup.end_loader_workers(loader)
 
 
 # -- differences

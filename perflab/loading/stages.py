@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from perflab.bench import closing
+from perflab.bench import cleanup, interrupt
 from perflab.bench.timing import Samples, samples, synchronize
 from perflab.errors import PerflabError
 
@@ -187,7 +187,7 @@ def trace(loader: DataLoader, stages: Sequence[str] = (), to: Callable | None = 
     """
     if not isinstance(loader, DataLoader):
         raise PerflabError(f"trace takes a DataLoader, not {type(loader).__name__}: DataLoader(dataset, batch_size=8).")
-    with closing.Door() as door:
+    with interrupt.Interruptible() as door:
         return door.call(_traced, loader, stages, to)
 
 
@@ -215,7 +215,7 @@ def _traced(loader: DataLoader, stages: Sequence[str], to: Callable | None) -> l
             if to is not None:
                 here.call("copy", _waited, to, batch.data)
     finally:
-        closing.end_loader_workers(noted)
+        cleanup.end_loader_workers(noted)
     return here.taken() + events
 
 

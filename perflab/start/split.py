@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from perflab.bench import closing, machine, record, timing
+from perflab.bench import cleanup, machine, record, timing
 from perflab.bench.estimate import CANNOT, HOLDS, Estimate, Finding
 from perflab.bench.result import Result
 from perflab.bench.settings import budget
@@ -191,7 +191,7 @@ class _Loop:
         if self.batch is None:
             with contextlib.closing(_endless(self.loader)) as batches:
                 self.batch = next(batches)
-            closing.end_loader_workers(self.loader)
+            cleanup.end_loader_workers(self.loader)
         if kind == AS_IS:
             batches, ahead = _endless(self.loader), self.ahead
         else:
@@ -206,7 +206,7 @@ class _Loop:
         finally:
             batches.close()
             if kind == AS_IS:
-                closing.end_loader_workers(self.loader)
+                cleanup.end_loader_workers(self.loader)
 
     def run(self, fed):
         """The timed steps of one visit; the mean of one goes into the result."""
@@ -237,7 +237,7 @@ def _endless(loader: Iterable):
                 yield batch
         finally:
             if batches is not getattr(loader, "_iterator", None):  # persistent workers go on to the next epoch
-                closing.end_loader_workers(batches)
+                cleanup.end_loader_workers(batches)
         if empty:
             raise PerflabError("The loader gives no batch: is its dataset empty, or drop_last on?")
 

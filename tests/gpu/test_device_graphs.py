@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from perflab import PerflabError
-from perflab.bench import closing, machine
+from perflab.bench import cleanup, machine
 from perflab.errors import first_line
 from perflab.launch import capturable, compile, graphs
 
@@ -117,13 +117,13 @@ def test_each_replay_draws_its_own_numbers():
 
 def test_closing_gives_the_memory_back():
     x = torch.randn(64, 2**20, device="cuda")
-    closing.release()
+    cleanup.release()
     before = torch.cuda.memory_reserved()
     with graphs.capture(lambda x: (x + 1) * 2, x) as graph:
         graph(x)
         held = torch.cuda.memory_reserved()
     del graph
-    closing.release()
+    cleanup.release()
     assert held > before + x.nbytes
     assert torch.cuda.memory_reserved() <= before + 2**21
 
@@ -282,7 +282,7 @@ def fused(x, a, b):
 
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_compiled_is_one_kernel_with_equal_results_that_are_kept(mode):
-    processes = set(closing.kin())
+    processes = set(cleanup.descendants())
     x, a, b = torch.randn(3, 2**16, device="cuda").unbind()
     made = compile.compiled(fused, x, a, b, mode=mode)
     print(f"\n{mode}: {made.compile_s:.2f} s, the start {made.start_s:.2f} s")
@@ -290,7 +290,7 @@ def test_compiled_is_one_kernel_with_equal_results_that_are_kept(mode):
     assert made.cuda_graphs == (mode is not None)
     first, second = made.call(x, a, b), made.call(b, a, x)
     assert torch.allclose(first, fused(x, a, b)) and torch.allclose(second, fused(b, a, x))
-    assert set(closing.kin()) <= processes
+    assert set(cleanup.descendants()) <= processes
     assert not list(Path(tempfile.gettempdir()).glob("perflab-compile-*/*"))
 
 

@@ -17,7 +17,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from perflab import PerflabError
-from perflab.bench import closing, machine
+from perflab.bench import cleanup, machine
 from perflab.launch import compile
 
 needs_compiler = pytest.mark.skipif(machine.missing("compiler") is not None, reason="no C++ compiler here")
@@ -87,11 +87,11 @@ def seen(tmp_path_factory):
     own = tmp_path_factory.mktemp("own")
     patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
     patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(own))
-    processes = set(closing.kin())
+    processes = set(cleanup.descendants())
     assert left_over() == set()
     made = compile.compiled(fused, *torch.randn(3, 1000))
     after = {
-        "processes": set(closing.kin()) - processes,
+        "processes": set(cleanup.descendants()) - processes,
         "folders": left_over(),
         "cache": list(own.iterdir()),
         "place": os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(own),

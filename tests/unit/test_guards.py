@@ -466,14 +466,12 @@ def test_a_class_of_a_notebook_is_named():
     """A program that comes with -c has a __main__ without a file, as a notebook's kernel has."""
     program = (
         "from torch.utils.data import DataLoader, Dataset\nfrom perflab.loading.guards import guards\n"
-        "from perflab.bench.process import ByValue\n"
         "class Cell(Dataset):\n    def __len__(self): return 8\n    def __getitem__(self, i): return i\n"
-        "for d in Cell(), ByValue(Cell()):\n"
-        "    found = guards(DataLoader(d, num_workers=1, multiprocessing_context='forkserver'))\n"
-        "    print([(a.guard, 'Cell is defined in the notebook' in a.what) for a in found.alarms])\n"
+        "found = guards(DataLoader(Cell(), num_workers=1, multiprocessing_context='forkserver'))\n"
+        "print([(a.guard, 'Cell is defined in the notebook' in a.what) for a in found.alarms])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["[('pickling', True)]", "[]"] and done.stderr == ""
+    assert done.stdout.splitlines() == ["[('pickling', True)]"] and done.stderr == ""
 
 
 class Elsewhere(Plain):

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import psutil
 import pytest
 
 from perflab import PerflabError, fresh, vary
-from perflab.bench.process import ByValue
+from perflab.bench import process
 
 
 @pytest.mark.slow
@@ -75,6 +74,39 @@ def test_what_cannot_travel_is_one_sentence_and_leaves_no_process():
     assert not [p for p in psutil.Process().children() if "perflab.bench.process" in p.cmdline()]
 
 
-def test_a_function_of_main_travels_by_value():
-    made = pickle.loads(pickle.dumps(ByValue(lambda x: x + 1)))  # our own bytes
-    assert made(2) == 3
+def _number(n):
+    return n + 1
+
+
+CALLS = [
+    (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
+    (lambda: time.sleep(1000), "no answer within 2 s"),
+    (lambda: bytearray(2 * 2**30)[::4096] and time.sleep(5), "1.00 GiB of memory"),
+    (lambda: os._exit(3), "status 3"),
+    (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+    (threading.Lock, "TypeError: cannot pickle"),
+]
+
+
+@pytest.mark.parametrize("f, why", CALLS, ids=[why for _, why in CALLS])
+def test_a_call_in_a_new_interpreter_that_comes_to_no_end_is_one_sentence(f, why):
+    with pytest.raises(PerflabError, match=f"^In a process of its own: .*{why}"):
+        process.call(f, timeout_s=2, memory_bytes=2**30)
+
+
+def test_a_call_in_a_new_interpreter_returns_its_value():
+    assert process.call(lambda n: (_number(n), os.getppid()), 2) == (3, os.getpid())
+
+
+def test_a_killed_parent_takes_its_child_along(tmp_path):
+    script = tmp_path / "s.py"
+    script.write_text("import time\nfrom perflab.bench import process\nprocess.call(time.sleep, 1000)\n")
+    parent = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+    until = time.time() + 60
+    while not psutil.Process(parent.pid).children() and time.time() < until:
+        time.sleep(0.05)
+    (child,) = psutil.Process(parent.pid).children()
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs([child], timeout=30)
+    assert not alive

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 from torch.utils.data import DataLoader, IterableDataset
 
-from perflab.bench.closing import Door
+from perflab.bench.interrupt import Interruptible
 from perflab.bench.settings import budget
 from perflab.errors import PerflabError
 
@@ -132,7 +132,7 @@ def guards(loader_or_dataset, epochs: int = 2, timeout_s: float = 20.0, step=Non
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise PerflabError('A worker imports this file: put what it runs under if __name__ == "__main__".')
     began = time.perf_counter()
-    with Door() as door:
+    with Interruptible() as door:
         seen = _look(loader, bare, epochs, timeout_s, step, door)
     checks = tuple(Check(guard, *rule(seen)) for guard, rule in RULES.items())
     return Guards(checks, time.perf_counter() - began)
@@ -149,7 +149,7 @@ def _as_loader(given) -> tuple[DataLoader, bool]:
         return DataLoader(given, batch_size=8, num_workers=2), True
 
 
-def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, door: Door) -> Seen:
+def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, door: Interruptible) -> Seen:
     method = start_method(loader)
     full = budget() == "full"
     workers = min(loader.num_workers or 2, MOST_WORKERS)

@@ -81,7 +81,7 @@ def pickling(seen: Seen):
     path, kind, words = found[0]
     if kind == "main":
         what = f"{words} is defined in the notebook, which a new process cannot import"
-        way_out = f"Move {words} to a file and import it, or wrap it: perflab.bench.process.ByValue."
+        way_out = f"Move {words} to a file and import it."
     else:
         what = f"{path} cannot be pickled: it is {words}"
         way_out = (
