@@ -18,7 +18,39 @@ def test_the_interval_drops_as_many_walsh_averages_as_the_signed_rank_table_says
 
 def test_below_six_rounds_there_is_no_interval():
     assert interval([1.0] * 5)[1:] == (-math.inf, math.inf)
-    assert Estimate.of([1.0] * 5, "x").at_least(0.5).state == CANNOT
+    assert Estimate.of([1.0] * 5, "x").limits == "no interval from 5 rounds"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "threshold", "state"),
+    [
+        ([1.06], 2, CANNOT),
+        ([1.06, 1.07], 2, NOT),
+        ([1.06, 1.4], 2, CANNOT),
+        ([3.1, 4], 2, HOLDS),
+        ([2.9, 4], 2, CANNOT),
+        ([-4, -5], -2, NOT),
+        ([-1, -1.2], -2, HOLDS),
+    ],
+)
+def test_few_rounds_decide_only_what_each_of_them_clears_by_half(rounds, threshold, state):
+    assert Estimate.of(rounds, "x").at_least(threshold).state == state
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "states"),
+    [
+        (1.9, 2.1, (HOLDS, CANNOT, HOLDS)),
+        (1.3, 1.4, (CANNOT, CANNOT, HOLDS)),
+        (0.5, 0.6, (NOT, HOLDS, CANNOT)),
+        (8.0, 9.0, (HOLDS, NOT, NOT)),
+    ],
+)
+def test_on_a_crowded_machine_a_threshold_is_cleared_by_half_or_not_told(lo, hi, states):
+    crowded = Estimate((lo + hi) / 2, lo, hi, 10, crowded="other processes took 1.5 of 2 cores")
+    answers = crowded.at_least(1.2), crowded.at_most(1.5), crowded.within(0.55, 5)
+    assert tuple(a.state for a in answers) == states
+    assert all(("other processes" in a.seen) == (a.state == CANNOT) for a in answers)
 
 
 def test_the_interval_contains_the_truth_about_as_often_as_it_says():

@@ -114,11 +114,6 @@ def test_counts_are_taken_twice_and_must_agree():
     assert "disagree" in r.reasons["drifting"]
 
 
-def test_a_slope_says_how_time_grows():
-    r = vary("ms", [2, 4, 8], sleep, study="t.slope")
-    assert 0.8 < r["time_s"].slope().mid < 1.1
-
-
 def test_the_knee_is_a_set():
     def run(n):
         time.sleep(0.008 / min(n, 2))
@@ -204,7 +199,7 @@ def test_where_that_takes_too_long_it_keeps_what_it_has(monkeypatch):
 
     monkeypatch.setitem(plan.PLANS, "quick", replace(plan.PLANS["quick"], patience_s=0.1))
     r = vary("ms", [30, 60], sleep, study="t.slow", budget_s=0.01)
-    assert 1 <= r["time_s"].of(30).n < 6 and r.ratio(30, 60).at_least(0.1).state == CANNOT
+    assert 1 <= r["time_s"].of(30).n < 6 and r.ratio(30, 60).at_least(0.5).state == CANNOT
 
 
 def test_what_was_measured_survives_an_exit():
