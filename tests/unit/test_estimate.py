@@ -73,25 +73,19 @@ def test_a_finding_has_three_values(lo, hi, states):
     assert (e.at_least(1.2).state, e.at_most(1.2).state, e.differs().state) == states
 
 
-def test_within_is_decided_only_by_the_whole_interval():
-    assert Estimate(1, 0.95, 1.05, 9).within(0.9, 1.1).state == HOLDS
-    assert Estimate(1, 0.85, 1.05, 9).within(0.9, 1.1).state == CANNOT
-    assert Estimate(2, 1.85, 2.05, 9).within(0.9, 1.1).state == NOT
+@pytest.mark.parametrize(("lo", "hi", "state"), [(0.95, 1.05, HOLDS), (0.85, 1.05, CANNOT), (1.85, 2.05, NOT)])
+def test_within_is_decided_only_by_the_whole_interval(lo, hi, state):
+    assert Estimate((lo + hi) / 2, lo, hi, 9).within(0.9, 1.1).state == state
 
 
-def test_findings_combine_as_kleene_said():
-    table = {HOLDS: Finding(HOLDS, "a"), NOT: Finding(NOT, "b"), CANNOT: Finding(CANNOT, "c")}
-    assert [(table[a] & table[b]).state for a, b in ((HOLDS, CANNOT), (NOT, CANNOT), (HOLDS, HOLDS))] == [
-        CANNOT,
-        NOT,
-        HOLDS,
-    ]
-    assert [(table[a] | table[b]).state for a, b in ((HOLDS, CANNOT), (NOT, CANNOT), (NOT, NOT))] == [
-        HOLDS,
-        CANNOT,
-        NOT,
-    ]
-    assert (~table[CANNOT]).state == CANNOT and (~table[NOT]).state == HOLDS
+@pytest.mark.parametrize(
+    ("a", "b", "both", "either"),
+    [(HOLDS, CANNOT, CANNOT, HOLDS), (CANNOT, NOT, NOT, CANNOT), (HOLDS, HOLDS, HOLDS, HOLDS), (NOT, NOT, NOT, NOT)],
+)
+def test_findings_combine_as_kleene_said(a, b, both, either):
+    a, b = Finding(a, "a"), Finding(b, "b")
+    assert ((a & b).state, (a | b).state) == (both, either)
+    assert (~~a).state == a.state and ((~a).state == CANNOT) == (a.state == CANNOT)
 
 
 def test_a_finding_is_no_boolean():
