@@ -77,7 +77,7 @@ def gpu_state() -> dict:
     with machine.nvml() as nv:
         if nv is None:
             return {}
-        handle = nvml_handle(nv)
+        handle = machine.nvml_handle(nv)
         try:
             clock = nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM)
             bits = nv.nvmlDeviceGetCurrentClocksEventReasons(handle)
@@ -89,12 +89,3 @@ def gpu_state() -> dict:
         }
         # One of them is this process. Its pid is no help: a container sees other numbers.
         return {"sm_mhz": clock, "throttled": sorted(reasons), "neighbours": max(0, len(running) - 1)}
-
-
-def nvml_handle(nv):
-    """NVML's handle of torch's current device: by UUID, since CUDA's order need not be NVML's."""
-    import torch
-
-    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-    return nv.nvmlDeviceGetHandleByUUID(name.encode())

@@ -13,6 +13,8 @@ from .units import digits, quantity, step_of
 HOLDS, NOT, CANNOT = "HOLDS HERE", "DOES NOT HOLD HERE", "CANNOT TELL"
 LEVEL = 0.95
 FLOOR = 0.02  # a smaller relative effect is not called a difference
+LEAST = 6  # rounds: below, no 95 % interval exists
+MARGIN = 1.5  # by which a threshold must be cleared where the machine was crowded, or rounds were too few
 
 
 @functools.cache
@@ -41,8 +43,18 @@ def interval(samples: Sequence[float], level: float = LEVEL) -> tuple[float, flo
     return float(np.median(walsh)), float(walsh[k - 1] if k else -np.inf), float(walsh[-k] if k else np.inf)
 
 
+class _Shown:
+    """Shown in a notebook by one sentence, figures included."""
+
+    def _repr_html_(self):
+        return f"<p>{html.escape(self._sentence())}</p>"
+
+    def _sentence(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True)
-class Finding:
+class Finding(_Shown):
     """A three-valued answer to one threshold: HOLDS HERE, DOES NOT HOLD HERE or CANNOT TELL.
 
     `rule` is stable text (no measured figure), `seen` holds the figures, `exact` says that nothing
@@ -82,16 +94,15 @@ class Finding:
     def __str__(self):
         return f"{self.rule}: {self.state} ({self.seen})"
 
-    def _repr_html_(self):
-        return f"<p>{html.escape(str(self))}</p>"
-
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(_Shown):
     """A quantity with its 95 % interval: `mid`, `lo`, `hi`, from `n` rounds.
 
     `exact` marks a count: no interval, `lo == mid == hi`. `why` says why there is nothing (a value that
-    failed or was never measured); every finding is then CANNOT TELL with that reason.
+    failed or was never measured); every finding is then CANNOT TELL with that reason. `crowded` says that
+    others took the cores: a threshold is then held or refused only where the whole interval clears it by
+    MARGIN. With fewer than LEAST rounds, but two, the lowest and highest figure (`extremes`) must clear it so.
     """
 
     mid: float
@@ -103,15 +114,21 @@ class Estimate:
     exact: bool = False
     why: str = ""
     source: str = "here"
+    crowded: str = ""
+    extremes: tuple[float, float] = (-math.inf, math.inf)
 
     @classmethod
     def of(cls, samples: Sequence[float], what: str, unit: str = "", source: str = "here") -> "Estimate":
-        return cls(*interval(samples), len(samples), what, unit, source=source)
+        extremes = (min(samples), max(samples)) if len(samples) else (-math.inf, math.inf)
+        return cls(*interval(samples), len(samples), what, unit, source=source, extremes=extremes)
 
     @classmethod
     def of_ratio(cls, log_ratios: Sequence[float], what: str, source: str = "here") -> "Estimate":
-        mid, lo, hi = (math.exp(x) if x < 700 else math.inf for x in interval(log_ratios))
-        return cls(mid, lo, hi, len(log_ratios), what, source=source)
+        logs = cls.of(log_ratios, what, source=source)
+        mid, lo, hi, low, high = (
+            math.exp(x) if x < 700 else math.inf for x in (logs.mid, logs.lo, logs.hi, *logs.extremes)
+        )
+        return replace(logs, mid=mid, lo=lo, hi=hi, extremes=(low, high))
 
     @classmethod
     def count(cls, x: float | str, what: str, unit: str = "", source: str = "here") -> "Estimate":
@@ -122,20 +139,26 @@ class Estimate:
         return cls(math.nan, -math.inf, math.inf, 0, what, why=why, source=source)
 
     def at_least(self, x: float) -> Finding:
-        state = HOLDS if self.lo >= x else NOT if self.hi < x else CANNOT
-        return self._finding(state, f"at least {self._plain(x)}")
+        return self._finding(self._between(x, math.inf), f"at least {self._plain(x)}")
 
     def at_most(self, x: float) -> Finding:
-        state = HOLDS if self.hi <= x else NOT if self.lo > x else CANNOT
-        return self._finding(state, f"at most {self._plain(x)}")
+        return self._finding(self._between(-math.inf, x), f"at most {self._plain(x)}")
 
     def within(self, low: float, high: float) -> Finding:
         if low > high:
             raise ValueError(f"within({low}, {high}): the first limit is the lower one")
-        inside = self.lo >= low and self.hi <= high
-        outside = self.hi < low or self.lo > high
-        state = HOLDS if inside else NOT if outside else CANNOT
-        return self._finding(state, f"within {self._plain(low)} and {self._plain(high)}")
+        return self._finding(self._between(low, high), f"within {self._plain(low)} and {self._plain(high)}")
+
+    def _between(self, low: float, high: float) -> str:
+        """Does the quantity lie between two limits, on neither side too near to one for so few or crowded rounds?"""
+        few = self.n < LEAST and not self.exact
+        if few and self.n < 2:
+            return CANNOT
+        lo, hi = self.extremes if few else (self.lo, self.hi)
+        margin = MARGIN if few or self.crowded else 1.0
+        if lo >= _raised(low, margin) and hi <= _raised(high, 1 / margin):
+            return HOLDS
+        return NOT if hi < _raised(low, 1 / margin) or lo > _raised(high, margin) else CANNOT
 
     def equals(self, x: float) -> Finding:
         """For counts. A timed quantity equals nothing exactly: ask `within`."""
@@ -157,12 +180,13 @@ class Estimate:
         return quantity(x, self.unit) if self.unit else f"{x:,.0f}" if x == round(x) else f"{x:g}"
 
     def _finding(self, state: str, threshold: str) -> Finding:
-        return Finding(state, f"{self.what} {threshold}", str(self), self.exact, self.source)
+        seen = f"{self}; {self.crowded}" if state == CANNOT and self.crowded else str(self)
+        return Finding(state, f"{self.what} {threshold}", seen, self.exact, self.source)
 
     @property
     def limits(self) -> str:
         """The interval as text, in the unit of the centre: "12.1 to 12.9"; or that there is none yet."""
-        if self.n < 6:
+        if self.n < LEAST:
             return f"no interval from {self.n} round{'s' * (self.n != 1)}"
         factor, _ = step_of(self.mid, self.unit)
         return f"{digits(self.lo / factor)} to {digits(self.hi / factor)}"
@@ -175,12 +199,17 @@ class Estimate:
     def __repr__(self):
         return str(self) if self.exact else f"{self.what} (timed)"
 
-    def _repr_html_(self):
-        return f"<p>{html.escape(f'{self.what}: {self}')}</p>"
+    def _sentence(self) -> str:
+        return f"{self.what}: {self}"
+
+
+def _raised(limit: float, factor: float) -> float:
+    """A limit moved up by a factor, down by one below 1, on either side of zero."""
+    return limit * factor if limit > 0 else limit / factor
 
 
 @dataclass(frozen=True)
-class Knee:
+class Knee(_Shown):
     """The smallest values that may suffice. One value: found. Several: the rounds do not tell them apart."""
 
     values: tuple[str, ...]
@@ -203,6 +232,3 @@ class Knee:
 
     def __str__(self):
         return f"{self._name} at {' or '.join(self.values) or 'unknown'}{f' ({self.why})' if self.why else ''}"
-
-    def _repr_html_(self):
-        return f"<p>{html.escape(str(self))}</p>"

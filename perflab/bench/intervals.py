@@ -40,15 +40,8 @@ def common(a: Intervals, b: Intervals) -> Intervals:
     edges = np.unique(np.concatenate([*a, *b]))
     if len(edges) < 2:
         return edges[:0], edges[:0]
-    inside = _inside(a, edges[:-1]) & _inside(b, edges[:-1])
+    inside = (covered(a, edges[:-1], edges[1:]) > 0) & (covered(b, edges[:-1], edges[1:]) > 0)
     return union(edges[:-1][inside], edges[1:][inside])
-
-
-def _inside(spans: Intervals, at: np.ndarray) -> np.ndarray:
-    if not len(spans[0]):
-        return np.zeros(len(at), bool)
-    i = np.searchsorted(spans[0], at, side="right") - 1
-    return (i >= 0) & (at < spans[1][i])
 
 
 def parents(start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -69,11 +62,9 @@ def covered(spans: Intervals, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Nanoseconds of each stretch [start, end) that merged intervals cover."""
     if not len(spans[0]):
         return np.zeros(len(start), np.int64)
-    before = np.append(0, np.cumsum(spans[1] - spans[0]))
-
-    def until(time: np.ndarray) -> np.ndarray:
-        i = np.searchsorted(spans[0], time, side="right")
-        inside = np.clip(time, spans[0][i - 1], spans[1][i - 1]) - spans[0][i - 1]
-        return np.where(i > 0, before[i - 1] + inside, 0)
-
-    return until(end) - until(start)
+    origin = spans[0][0]  # so that a float holds each nanosecond
+    edges = np.column_stack(spans).ravel() - origin
+    lengths = np.cumsum(spans[1] - spans[0])
+    before = np.column_stack([np.append(0, lengths[:-1]), lengths]).ravel()
+    until_end, until_start = (np.interp(time - origin, edges, before) for time in (end, start))
+    return np.rint(until_end - until_start).astype(np.int64)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import math
+import multiprocessing
 import os
 import platform
 import re
@@ -95,6 +96,15 @@ def nvml():
         pynvml.nvmlShutdown()
 
 
+def nvml_handle(nv):
+    """NVML's handle of torch's current device: by UUID, since CUDA's order need not be NVML's."""
+    import torch
+
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    return nv.nvmlDeviceGetHandleByUUID(name.encode())
+
+
 def _text(x) -> str:
     return x.decode() if isinstance(x, bytes) else str(x)
 
@@ -131,6 +141,14 @@ def cuda_devices() -> int:
 def device() -> str:
     """Where a step of the course runs: "cuda" where torch can use it, else "cpu"."""
     return "cuda" if cuda_devices() else "cpu"
+
+
+def start_method(loader=None) -> str:
+    """How worker processes start: a DataLoader's own way, else this Python's default. Asking changes nothing."""
+    own = getattr(loader, "multiprocessing_context", None)
+    if own is not None:
+        return own.get_start_method() if hasattr(own, "get_start_method") else str(own)
+    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def missing(need: str) -> str | None:

@@ -42,8 +42,8 @@ def write(path: Path, data: dict):
     put(path, (json.dumps({"schema": SCHEMA} | data, separators=(",", ":")) + "\n").encode())
 
 
-def read(path: Path) -> dict:
-    """One entry. Raises PerflabError where it is cut short, unreadable, or of a newer version."""
+def _entry(path: Path, kind: str) -> dict:
+    """One entry of `kind`. Raises PerflabError where it is cut short, unreadable, or of a newer version."""
     try:
         data = json.loads(path.read_text(encoding="utf8"))
         schema = int(data["schema"])
@@ -53,6 +53,8 @@ def read(path: Path) -> dict:
         raise PerflabError(f"{path} is cut short or no entry of this course: delete it to go on.") from None
     if schema > SCHEMA:
         raise PerflabError(f"{path} was written by a newer perflab: update the course, or delete the file.")
+    if lacks := [key for key in FIELDS[kind] if key not in data]:
+        raise PerflabError(f"{path} is no entry of this course (it lacks {', '.join(lacks)}): delete it to go on.")
     return data
 
 
@@ -83,13 +85,11 @@ def entries(kind: str, name: str | None = None) -> Iterator[dict]:
     pattern = f"{_file_name(name)}.*.json" if name else "*.json"
     for path in sorted((paths.home() / kind).glob(pattern), key=lambda p: p.name.rsplit(".", 2)[1:]):
         try:
-            entry = read(path)
+            entry = _entry(path, kind)
         except PerflabError as problem:
             once(str(problem))
             continue
-        if lacks := [key for key in FIELDS[kind] if key not in entry]:
-            once(f"{path} is no entry of this course (it lacks {', '.join(lacks)}): delete it to go on.")
-        elif name is None or entry.get("name") == name:  # a file's name alone may stand for several
+        if name is None or entry.get("name") == name:  # a file's name alone may stand for several
             yield entry
 
 
@@ -133,7 +133,7 @@ def recorded(machine: str, study: str, version: int, fixed: dict) -> Result | No
     """
     others = []
     for path in sorted((recorded_folder() / machine).glob(f"{_file_name(study)}*.json")):
-        data = read(path)
+        data = _entry(path, "results")
         try:
             found = Result.from_json(data, source=machine)
         except TypeError:

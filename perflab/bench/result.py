@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from operator import truediv
 
 import numpy as np
 
@@ -32,64 +33,42 @@ class Metric:
     rounds: Mapping[str, Mapping[int, float]]  # label -> round -> the round's figure
     reasons: Mapping[str, str]
     source: str = "here"
+    crowded: str = ""
 
     def of(self, value) -> Estimate:
         """The quantity at `value`, with its interval over the rounds."""
-        seen = self.rounds.get(label(value), {})
-        what = f"{self.name} of {label(value)}"
-        if not seen:
-            return replace(Estimate.missing(what, self._why(value), self.source), unit=self.unit)
-        if min(seen.values()) > 0:  # on a log scale, so that a rate and its time say the same
-            centre = Estimate.of_ratio([math.log(x) for x in seen.values()], what, self.source)
-            return replace(centre, unit=self.unit)
-        return Estimate.of(list(seen.values()), what, self.unit, self.source)
+        return _combined(lambda x: x, [(self, value)], f"{self.name} of {label(value)}", self.unit)
 
     def ratio(self, a, b) -> Estimate:
         """`a` over `b`, always that way, from the rounds in which both were measured."""
-        what = f"{self.name} of {label(a)} / {label(b)}"
-        return self._paired(what, a, self.rounds.get(label(b), {}), b)
+        return _combined(truediv, [(self, a), (self, b)], f"{self.name} of {label(a)} / {label(b)}")
 
     def over(self, other: "Metric", value) -> Estimate:
         """This quantity over another of the same value, paired by round: a share, a rate, a part."""
-        what = f"{self.name} / {other.name} of {label(value)}"
-        return self._paired(what, value, other.rounds.get(label(value), {}), value)
-
-    def _paired(self, what: str, a, theirs: Mapping[int, float], b) -> Estimate:
-        ours = self.rounds.get(label(a), {})
-        both = [r for r in ours if r in theirs]
-        if not both:
-            return Estimate.missing(what, self._why(b if ours else a), self.source)
-        if all(ours[r] > 0 and theirs[r] > 0 for r in both):
-            return Estimate.of_ratio([math.log(ours[r] / theirs[r]) for r in both], what, self.source)
-        if any(theirs[r] == 0 for r in both):
-            return Estimate.missing(what, f"{what}: the second is zero", self.source)
-        return Estimate.of([ours[r] / theirs[r] for r in both], what, source=self.source)
-
-    def slope(self) -> Estimate:
-        """How the quantity grows with the value, both on a log scale: 1 is proportional, 0 is flat.
-
-        A straight line is fitted per round over the values whose labels are numbers.
-        """
-        xs = {name: math.log(float(name)) for name in self.rounds if _is_number(name) and float(name) > 0}
-        shared = set.intersection(*(set(self.rounds[name]) for name in xs)) if len(xs) > 1 else set()
-        if not shared:
-            why = "fewer than two values with numbers for labels"
-            return Estimate.missing(f"slope of {self.name}", why, self.source)
-        x = np.array(list(xs.values()))
-        slopes = [np.polyfit(x, np.log([self.rounds[name][r] for name in xs]), 1)[0] for r in sorted(shared)]
-        return Estimate.of(slopes, f"slope of {self.name}", source=self.source)
-
-    def _why(self, value) -> str:
-        name = label(value)
-        return f"{name} was not measured: {self.reasons.get(name) or 'it is not among the values'}"
+        return _combined(truediv, [(self, value), (other, value)], f"{self.name} / {other.name} of {label(value)}")
 
 
-def _is_number(name: str) -> bool:
+def _combined(formula: Callable[..., float], terms: Sequence[tuple[Metric, object]], what: str, unit: str = ""):
+    """The Estimate of a formula whose terms are figures of one round."""
+    of_terms = [metric.rounds.get(label(value), {}) for metric, value in terms]
+    source, crowded = terms[0][0].source, terms[0][0].crowded
+    for (metric, value), figures in zip(terms, of_terms, strict=True):
+        if not figures:
+            why = metric.reasons.get(label(value)) or "it is not among the values"
+            missing = Estimate.missing(what, f"{label(value)} was not measured: {why}", source)
+            return replace(missing, unit=unit)
+    shared = sorted(set.intersection(*map(set, of_terms)))
+    if not shared:
+        return Estimate.missing(what, "no round has all of it", source)
     try:
-        float(name)
-    except ValueError:
-        return False
-    return True
+        figures = [float(formula(*(rounds[r] for rounds in of_terms))) for r in shared]
+    except (ArithmeticError, ValueError) as error:
+        return Estimate.missing(what, f"{what} cannot be computed: {first_line(error)}", source)
+    if min(figures) > 0:  # on a log scale, so that a ratio and its inverse, a rate and its time, say the same
+        estimate = Estimate.of_ratio([math.log(x) for x in figures], what, source)
+    else:
+        estimate = Estimate.of(figures, what, source=source)
+    return replace(estimate, unit=unit, crowded=crowded)
 
 
 @dataclass
@@ -124,21 +103,21 @@ class Result:
     # -- figures
 
     def __getitem__(self, metric: str) -> Metric:
-        if not self.samples:  # nothing was measured: every question gets that answer
-            return Metric(metric, unit_of(metric), {}, self.reasons, self.source)
-        if metric == self.rate_name:
+        if metric == self.rate_name and self.samples:
             times = self["time_s"].rounds
-            rounds = {v: {r: self.work[v] / t for r, t in seen.items()} for v, seen in times.items()}
-            return Metric(metric, unit_of(metric), rounds, self.reasons, self.source)
-        if metric in self.samples:
+            rounds = {v: {r: self.work[v] / t for r, t in by_round.items()} for v, by_round in times.items()}
+        elif metric in self.samples:
             rounds = {
                 v: {r: float(np.median(figures)) for r, figures in rows if figures}
                 for v, rows in self.samples[metric].items()
             }
-            return Metric(metric, unit_of(metric), rounds, self.reasons, self.source)
-        if any(metric in counted for counted in self.counts.values()):
+        elif not self.samples:  # nothing was measured: every question gets that answer
+            rounds = {}
+        elif any(metric in counted for counted in self.counts.values()):
             raise KeyError(f"{metric} is a count, without rounds: result.count({metric!r}, value)")
-        raise KeyError(f"{self.study} has no metric {metric!r}; it has {', '.join(self.metrics)}")
+        else:
+            raise KeyError(f"{self.study} has no metric {metric!r}; it has {', '.join(self.metrics)}")
+        return Metric(metric, unit_of(metric), rounds, self.reasons, self.source, self.crowded)
 
     @property
     def rate_name(self) -> str | None:
@@ -168,20 +147,7 @@ class Result:
         every round, it is averaged on a log scale, so that a ratio and its inverse say the same. Where it divides
         by zero or cannot be computed, the Estimate says so.
         """
-        rounds = [self[metric].rounds.get(label(value), {}) for metric, value in terms]
-        for (metric, value), known in zip(terms, rounds, strict=True):
-            if not known:
-                return Estimate.missing(what, self[metric].of(value).why, self.source)
-        shared = sorted(set.intersection(*map(set, rounds)))
-        try:
-            figures = [float(formula(*(known[r] for known in rounds))) for r in shared]
-        except (ArithmeticError, ValueError) as error:
-            return Estimate.missing(what, f"{what} cannot be computed: {first_line(error)}", self.source)
-        if not figures:
-            return Estimate.missing(what, "no round has all of it", self.source)
-        if min(figures) > 0:
-            return replace(Estimate.of_ratio([math.log(x) for x in figures], what, self.source), unit=unit)
-        return Estimate.of(figures, what, unit, self.source)
+        return _combined(formula, [(self[metric], value) for metric, value in terms], what, unit)
 
     def count(self, name: str, value) -> Estimate:
         """An exact figure of one value."""
@@ -226,7 +192,8 @@ class Result:
         best = max(typical, key=typical.get) if self.per else min(typical, key=typical.get)
         candidates: list[str] = []
         for v in self.measured:
-            state = HOLDS if v == best else self.ratio(best, v).at_least(share).state
+            ratio = replace(self.ratio(best, v), crowded="")  # the load that matters was asked for above
+            state = HOLDS if v == best else ratio.at_least(share).state
             candidates += [v] * (state != NOT)
             if state == HOLDS:
                 break

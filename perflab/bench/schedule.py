@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import multiprocessing
 import random
 import statistics
 import time
@@ -61,7 +60,7 @@ class Schedule:
             "budget": budget(),
             "threads": self.threads,
             "clock": self.job.clock,
-            "start_method": _start_method(),
+            "start_method": machine.start_method(),
         }
         return self.result
 
@@ -260,7 +259,3 @@ def _first_line(error: BaseException) -> str:
 def _usable_threads() -> int:
     """The intra-op threads in force, at most the usable cores: torch looks at the affinity, not at the quota."""
     return min(torch.get_num_threads(), machine.cores())
-
-
-def _start_method() -> str:
-    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]

@@ -168,31 +168,31 @@ def _named(values) -> dict[str, object]:
 
 def _replayed(job: Job, needs: Sequence[str]) -> Result | None:
     """The result that stands for this job without measuring: a replay, a stand-in, a resumed one."""
-    found = _found(job, needs)
+    found = _found(job, [why for need in needs if (why := machine.missing(need))])
     if found is not None:
         found.shows = list(job.shows)
     return found
 
 
-def _found(job: Job, needs: Sequence[str]) -> Result | None:
+def _found(job: Job, unmet: list[str]) -> Result | None:
+    asked = job.study, job.version, job.fixed
     if name := record.replayed_machine():
-        found = record.recorded(name, job.study, job.version, job.fixed)
-        if found is None:
-            raise PerflabError(
-                f"{job.study} is not recorded on {name}: unset PERFLAB_MACHINE to measure it here, or run "
-                "make record on that machine."
-            )
-        return found
-    if unmet := [why for need in needs if (why := machine.missing(need))]:
-        for name in record.machines():
-            if (found := record.recorded(name, job.study, job.version, job.fixed)) is not None:
-                found.asked = unmet
-                return found
-        bare = job.empty()
-        bare.reasons = {v: "; ".join(unmet) for v in bare.values}
-        bare.asked, bare.stopped = [*unmet, "no machine is recorded for this study"], "not measured"
-        return bare
-    return record.resumed(job.study, job.version, job.fixed, job.digest)
+        if found := record.recorded(name, *asked):
+            return found
+        raise PerflabError(
+            f"{job.study} is not recorded on {name}: unset PERFLAB_MACHINE to measure it here, or run "
+            "make record on that machine."
+        )
+    if not unmet:
+        return record.resumed(*asked, job.digest)
+    for name in record.machines():
+        if found := record.recorded(name, *asked):
+            found.asked = unmet
+            return found
+    bare = job.empty()
+    bare.reasons = {v: "; ".join(unmet) for v in bare.values}
+    bare.asked, bare.stopped = [*unmet, "no machine is recorded for this study"], "not measured"
+    return bare
 
 
 def _show(result: Result):

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from . import machine
-from .conditions import nvml_handle
 from .timing import Samples, samples, synchronize
 
 SETTLE_S, WINDOW_S = 0.4, 0.8  # NVML averages over up to a second: the first readings are of the past
@@ -19,7 +18,7 @@ def utilisation(work: Callable[[], object]) -> Samples:
     of multiprocessors at work, by GPM (Hopper and newer; else nan). Needs CUDA.
     """
     with machine.nvml() as nv:
-        handle = nvml_handle(nv)
+        handle = machine.nvml_handle(nv)
         readings, done = [], threading.Event()
 
         def read():

@@ -7,12 +7,12 @@ import re
 _FIGURE = re.compile(
     r"(?<![\w.-])-?\d[\d,.]*(?:\s?(?:ns|us|ms|s|%|images/s|[KMGT]?i?B(?:/s)?|[MGT]?FLOP(?:/s)?)(?!\w)|(?![\w-]))"
 )
-_TOO_FEW = re.compile(r"\(no interval from \d+ rounds?\)")  # how many rounds fitted must not change the words
+_NO_INTERVAL = re.compile(r"no interval from \d+ rounds?")  # of Estimate.limits: how many rounds fitted is measured
 
 
 def say(sentence: str):
     """Show `sentence`. Its stable text has every figure replaced, so that a test compares the words."""
     from IPython.display import display
 
-    plain = _FIGURE.sub("#", _TOO_FEW.sub("(0 to 0)", sentence))
+    plain = _FIGURE.sub("#", _NO_INTERVAL.sub("# to #", sentence))
     display({"text/plain": plain, "text/html": f"<p>{html.escape(sentence)}</p>"}, raw=True)

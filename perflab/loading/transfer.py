@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from perflab.bench import conditions, machine, timing
+from perflab.bench import machine, timing
 from perflab.bench.estimate import Estimate
 from perflab.bench.result import Metric, label
 from perflab.errors import PerflabError
@@ -80,7 +80,7 @@ def bus() -> dict[str, dict[str, float]]:
         if nv is None:
             return {}
         try:
-            handle = conditions.nvml_handle(nv)
+            handle = machine.nvml_handle(nv)
             generation = nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)
             lanes = nv.nvmlDeviceGetMaxPcieLinkWidth(handle)
         except nv.NVMLError:

@@ -37,6 +37,16 @@ for _ in range(int(sys.argv[1])):
 """
 
 
+@pytest.fixture
+def holder():
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_no_two_holders_overlap_and_none_starves():
     takers = [
         subprocess.Popen([sys.executable, "-c", TAKER, "25"], stdout=subprocess.PIPE, text=True) for _ in range(3)
@@ -50,26 +60,16 @@ def test_no_two_holders_overlap_and_none_starves():
     assert max(starts) < ends[0]  # nobody had to wait for another one's last round
 
 
-def test_a_killed_holder_frees_the_seat_though_its_forked_children_live():
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert holder.stdout.readline() == "held\n"
-        os.kill(holder.pid, signal.SIGKILL)
-        killed = time.monotonic()
-        with device_lock.hold("cpu", timeout_s=5):
-            assert time.monotonic() - killed < 1
-    finally:
-        os.killpg(holder.pid, signal.SIGKILL)
+def test_a_killed_holder_frees_the_seat_though_its_forked_children_live(holder):
+    os.kill(holder.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    with device_lock.hold("cpu", timeout_s=5):
+        assert time.monotonic() - killed < 1
 
 
-def test_who_waits_too_long_hears_who_holds_it():
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        holder.stdout.readline()
-        with pytest.raises(PerflabError, match=f"held by process {holder.pid}"), device_lock.hold("cpu", timeout_s=0.1):
-            pass
-    finally:
-        os.killpg(holder.pid, signal.SIGKILL)
+def test_who_waits_too_long_hears_who_holds_it(holder):
+    with pytest.raises(PerflabError, match=f"held by process {holder.pid}"), device_lock.hold("cpu", timeout_s=0.1):
+        pass
 
 
 def test_a_holder_and_its_own_subprocess_go_straight_in():
@@ -78,28 +78,16 @@ def test_a_holder_and_its_own_subprocess_go_straight_in():
     assert done.stdout and "PERFLAB_SEAT_HELD" not in os.environ
 
 
-def test_a_wait_can_be_stopped():
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        holder.stdout.readline()
+def test_a_wait_can_be_stopped(holder):
+    def stop():
+        raise KeyboardInterrupt
 
-        def stop():
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt), device_lock.hold("cpu", stop):
-            pass
-    finally:
-        os.killpg(holder.pid, signal.SIGKILL)
-
-
-def test_a_folder_that_cannot_be_written_is_one_sentence(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PERFLAB_SEATS", str(tmp_path / "file"))
-    with pytest.raises(PerflabError, match="PERFLAB_SEATS"), device_lock.hold("cpu"):
+    with pytest.raises(KeyboardInterrupt), device_lock.hold("cpu", stop):
         pass
 
 
-def test_a_timeout_that_is_no_number_is_one_sentence(monkeypatch):
-    monkeypatch.setenv("PERFLAB_SEAT_TIMEOUT", "soon")
-    with pytest.raises(PerflabError, match="seconds"), device_lock.hold("cpu"):
+@pytest.mark.parametrize(("name", "value"), [("PERFLAB_SEATS", __file__), ("PERFLAB_SEAT_TIMEOUT", "soon")])
+def test_a_wrong_setting_is_one_sentence(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(PerflabError, match=name), device_lock.hold("cpu"):
         pass

@@ -18,7 +18,39 @@ def test_the_interval_drops_as_many_walsh_averages_as_the_signed_rank_table_says
 
 def test_below_six_rounds_there_is_no_interval():
     assert interval([1.0] * 5)[1:] == (-math.inf, math.inf)
-    assert Estimate.of([1.0] * 5, "x").at_least(0.5).state == CANNOT
+    assert Estimate.of([1.0] * 5, "x").limits == "no interval from 5 rounds"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "threshold", "state"),
+    [
+        ([1.06], 2, CANNOT),
+        ([1.06, 1.07], 2, NOT),
+        ([1.06, 1.4], 2, CANNOT),
+        ([3.1, 4], 2, HOLDS),
+        ([2.9, 4], 2, CANNOT),
+        ([-4, -5], -2, NOT),
+        ([-1, -1.2], -2, HOLDS),
+    ],
+)
+def test_few_rounds_decide_only_what_each_of_them_clears_by_half(rounds, threshold, state):
+    assert Estimate.of(rounds, "x").at_least(threshold).state == state
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "states"),
+    [
+        (1.9, 2.1, (HOLDS, CANNOT, HOLDS)),
+        (1.3, 1.4, (CANNOT, CANNOT, HOLDS)),
+        (0.5, 0.6, (NOT, HOLDS, CANNOT)),
+        (8.0, 9.0, (HOLDS, NOT, NOT)),
+    ],
+)
+def test_on_a_crowded_machine_a_threshold_is_cleared_by_half_or_not_told(lo, hi, states):
+    crowded = Estimate((lo + hi) / 2, lo, hi, 10, crowded="other processes took 1.5 of 2 cores")
+    answers = crowded.at_least(1.2), crowded.at_most(1.5), crowded.within(0.55, 5)
+    assert tuple(a.state for a in answers) == states
+    assert all(("other processes" in a.seen) == (a.state == CANNOT) for a in answers)
 
 
 def test_the_interval_contains_the_truth_about_as_often_as_it_says():
@@ -41,25 +73,19 @@ def test_a_finding_has_three_values(lo, hi, states):
     assert (e.at_least(1.2).state, e.at_most(1.2).state, e.differs().state) == states
 
 
-def test_within_is_decided_only_by_the_whole_interval():
-    assert Estimate(1, 0.95, 1.05, 9).within(0.9, 1.1).state == HOLDS
-    assert Estimate(1, 0.85, 1.05, 9).within(0.9, 1.1).state == CANNOT
-    assert Estimate(2, 1.85, 2.05, 9).within(0.9, 1.1).state == NOT
+@pytest.mark.parametrize(("lo", "hi", "state"), [(0.95, 1.05, HOLDS), (0.85, 1.05, CANNOT), (1.85, 2.05, NOT)])
+def test_within_is_decided_only_by_the_whole_interval(lo, hi, state):
+    assert Estimate((lo + hi) / 2, lo, hi, 9).within(0.9, 1.1).state == state
 
 
-def test_findings_combine_as_kleene_said():
-    table = {HOLDS: Finding(HOLDS, "a"), NOT: Finding(NOT, "b"), CANNOT: Finding(CANNOT, "c")}
-    assert [(table[a] & table[b]).state for a, b in ((HOLDS, CANNOT), (NOT, CANNOT), (HOLDS, HOLDS))] == [
-        CANNOT,
-        NOT,
-        HOLDS,
-    ]
-    assert [(table[a] | table[b]).state for a, b in ((HOLDS, CANNOT), (NOT, CANNOT), (NOT, NOT))] == [
-        HOLDS,
-        CANNOT,
-        NOT,
-    ]
-    assert (~table[CANNOT]).state == CANNOT and (~table[NOT]).state == HOLDS
+@pytest.mark.parametrize(
+    ("a", "b", "both", "either"),
+    [(HOLDS, CANNOT, CANNOT, HOLDS), (CANNOT, NOT, NOT, CANNOT), (HOLDS, HOLDS, HOLDS, HOLDS), (NOT, NOT, NOT, NOT)],
+)
+def test_findings_combine_as_kleene_said(a, b, both, either):
+    a, b = Finding(a, "a"), Finding(b, "b")
+    assert ((a & b).state, (a | b).state) == (both, either)
+    assert (~~a).state == a.state and ((~a).state == CANNOT) == (a.state == CANNOT)
 
 
 def test_a_finding_is_no_boolean():

@@ -154,6 +154,7 @@ def test_prefetching_right_and_wrong():
     ("sentence", "plain"),
     [
         ("An epoch takes 1.44 s (1.21 to 1.71).", "An epoch takes # (# to #)."),
+        ("An epoch takes 1.44 s (no interval from 3 rounds).", "An epoch takes # (# to #)."),
         ("C1-1 of 1080p: 364 images/s, 94% of it.", "C1-1 of 1080p: #, # of it."),
         ("2.00 GiB at 1,230 GB/s", "# at #"),
     ],

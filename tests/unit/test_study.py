@@ -43,19 +43,14 @@ def test_a_failed_value_is_a_row_not_the_end():
             raise ValueError("first line\nsecond line")
         sleep(1)
 
-    r = vary("kind", ["good", "bad", "fine"], run, study="t.fails")
+    def prepare(kind):
+        return {"good": kind, "bad": kind, "fine": kind}[kind]
+
+    r = vary("kind", ["good", "bad", "gone", "fine"], run, prepare=prepare, study="t.fails")
     assert r.measured == ["good", "fine"]
-    assert r.reasons == {"bad": "round 0: ValueError: first line"}
+    assert r.reasons == {"gone": "prepare: KeyError: 'gone'", "bad": "round 0: ValueError: first line"}
     gone = r.ratio("good", "bad").at_least(1)
     assert gone.state == CANNOT and "ValueError: first line" in gone.seen
-
-
-def test_a_value_that_cannot_be_prepared_is_a_row_too():
-    def prepare(n):
-        return [1, 2][n]
-
-    r = vary("n", [0, 1, 2], lambda x: sleep(1), prepare=prepare, study="t.prepare")
-    assert r.reasons == {"2": "prepare: IndexError: list index out of range"}
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -101,6 +96,7 @@ def test_rates_follow_from_work_that_may_depend_on_the_value():
     r = vary("n", [2, 4], sleep, study="t.rate", per="image", work=lambda n: n)
     assert r["images_per_s"].ratio(2, 4).within(0.7, 1.4).state != NOT
     assert r.ratio(2, 4).mid == pytest.approx(r["images_per_s"].ratio(4, 2).mid)
+    assert r["images_per_s"].of(4).mid == pytest.approx(4 / r["time_s"].of(4).mid)
 
 
 def test_counts_are_taken_twice_and_must_agree():
@@ -114,11 +110,6 @@ def test_counts_are_taken_twice_and_must_agree():
     )
     assert r.count("kernels", "steady").equals(3).state == HOLDS
     assert "disagree" in r.reasons["drifting"]
-
-
-def test_a_slope_says_how_time_grows():
-    r = vary("ms", [2, 4, 8], sleep, study="t.slope")
-    assert 0.8 < r["time_s"].slope().mid < 1.1
 
 
 def test_the_knee_is_a_set():
@@ -165,10 +156,10 @@ def test_an_unmet_need_without_a_record_says_what_is_missing():
     assert r["anything_s"].of(1).why
 
 
-def test_threads_are_pinned_and_recorded():
+def test_threads_are_recorded_and_given_back():
     before = torch.get_num_threads()
-    r = vary("n", [1], sleep, study="t.threads")
-    assert r.settings["threads"] == torch.get_num_threads() <= before
+    r = vary("n", [1], lambda n: torch.set_num_threads(1), study="t.threads")
+    assert torch.get_num_threads() == before and 1 <= r.settings["threads"] <= before
 
 
 def test_a_result_survives_the_logbook():
@@ -206,7 +197,7 @@ def test_where_that_takes_too_long_it_keeps_what_it_has(monkeypatch):
 
     monkeypatch.setitem(plan.PLANS, "quick", replace(plan.PLANS["quick"], patience_s=0.1))
     r = vary("ms", [30, 60], sleep, study="t.slow", budget_s=0.01)
-    assert 1 <= r["time_s"].of(30).n < 6 and r.ratio(30, 60).at_least(0.1).state == CANNOT
+    assert 1 <= r["time_s"].of(30).n < 6 and r.ratio(30, 60).at_least(0.5).state == CANNOT
 
 
 def test_what_was_measured_survives_an_exit():
@@ -242,18 +233,6 @@ def test_a_clock_that_is_no_number_is_a_reason():
     r = vary("n", [1, 2], lambda n: samples(wait_s="long" if n == 2 else 0.1), study="t.clock")
     assert r.measured == ["1"] and "ValueError" in r.reasons["2"]
     assert "time_s" in vary("n", [1], lambda n: samples(time_s=1), study="t.clock").reasons["1"]
-
-
-def test_the_thread_count_is_given_back():
-    before = torch.get_num_threads()
-    vary("n", [1], lambda n: torch.set_num_threads(1), study="t.threads")
-    assert torch.get_num_threads() == before
-
-
-def test_a_rate_and_its_time_say_the_same():
-    r = vary("ms", [1, 3], sleep, study="t.same", per="image", work=10)
-    for v in (1, 3):
-        assert r["images_per_s"].of(v).mid == pytest.approx(10 / r["time_s"].of(v).mid)
 
 
 @pytest.mark.slow
