@@ -1,21 +1,21 @@
 """What automatic mixed precision does: which operator runs in which dtype, what is cast, what stays float32.
 
-Everything here is counted, not timed, by a mode that sits below autocast and sees what really runs.
+That is counted, not timed, by a mode that sits below autocast and sees what really runs. Last, TF32: float32
+matrix products on tensor cores, off by default, and how much of a step they are.
 """
 
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perflab.bench import machine
+from perflab.bench import machine, timing
 from perflab.bench.units import quantity
 from perflab.errors import PerflabError
-from perflab.launch import given
 
 from . import work
 
@@ -94,16 +94,11 @@ class Audit:
     copy_bytes: int
     saved_bytes: tuple[int, int]
     note: str = ""
-    parameter_dtypes: tuple[str, str] = field(default=("", ""))
 
     @property
     def casts_share(self) -> float:
         """Casts over all operators that ran, casts included."""
         return self.casts / self.operators
-
-    def dtypes_of(self, operator: str) -> str:
-        """The dtypes that an operator read, such as "float32"; "" if it did not run. Casts have their own."""
-        return " + ".join(sorted({d for r in self.ran if r.operator == operator for d in r.reads.split(" + ")}))
 
     def rows(self) -> dict[str, dict]:
         """Columns for `observe`: reads, writes and calls, by operator; the casts are its last rows."""
@@ -114,13 +109,7 @@ class Audit:
             n: {"reads": r.reads, "writes": r.writes, "calls": r.calls} for n, r in zip(names, ordered, strict=True)
         }
 
-    def table(self):
-        """The rows as a pandas DataFrame: operator, reads, writes, calls."""
-        import pandas as pd
-
-        return pd.DataFrame([vars(r) for r in self.ran], columns=["operator", "reads", "writes", "calls"])
-
-    def __str__(self):
+    def __repr__(self):
         before, inside = (quantity(n, "bytes") for n in self.parameter_bytes)
         plain, low = (quantity(n, "bytes") for n in self.saved_bytes)
         lines = [
@@ -131,8 +120,6 @@ class Audit:
             *(f"  {r.operator}: reads {r.reads}, writes {r.writes}, {r.calls}x" for r in self.ran),
         ]
         return "\n".join(lines + [f"  {self.note}"] * bool(self.note))
-
-    __repr__ = __str__
 
 
 CPU_NOTE = (
@@ -147,7 +134,6 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
     `call` is a model or a function, its inputs in float32. `device` is that of the inputs or parameters
     unless given. Random numbers are drawn three times. Raises PerflabError for what cannot be audited.
     """
-    given.check("audit", call, inputs)
     _castable(dtype)
     parameters = _parameters(call)
     if any(p.dtype in LOW for p in parameters):
@@ -170,11 +156,10 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
         cached.operators,
         cached.casts,
         uncached.casts,
-        (sum(p.nbytes for p in parameters), inside[0]),
+        (sum(p.nbytes for p in parameters), inside),
         sum(cached.copies.values()),
         (plain_saved, saved),
         CPU_NOTE if device == "cpu" else "",
-        (_floats(parameters), inside[1]),
     )
 
 
@@ -187,10 +172,10 @@ def _parameters(call) -> list[torch.Tensor]:
     return list(call.parameters()) if isinstance(call, torch.nn.Module) else []
 
 
-def _seen(call, inputs, parameters, region) -> tuple[Dtypes, int, tuple[int, str]]:
+def _seen(call, inputs, parameters, region) -> tuple[Dtypes, int, int]:
     with region, Dtypes() as seen, _saved(parameters) as saved:
         result = call(*inputs)
-        inside = sum(p.nbytes for p in parameters), _floats(parameters)
+        inside = sum(p.nbytes for p in parameters)
     del result
     return seen, saved.nbytes, inside
 
@@ -223,28 +208,74 @@ def _saved(parameters) -> Iterator[_Saved]:
 def after_a_step(model: torch.nn.Module, *inputs, dtype: torch.dtype | None = None) -> dict[str, float | str]:
     """Columns for `observe`: dtype and bytes of parameters, gradients and AdamW's state after one step.
 
-    Runs a copy of the model; under autocast to `dtype`, or without where that is None. Raises PerflabError for
-    a model that no step could train.
+    Trains a copy of the model; under autocast to `dtype`, or without where that is None.
     """
-    given.check("after_a_step", model, inputs)
-    if not any(p.requires_grad for p in _parameters(model)):
-        raise PerflabError("after_a_step needs a model with parameters to train: this has none.")
-    if dtype is not None:
-        _castable(dtype)
     mine = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(mine.parameters())
     device = next(mine.parameters()).device.type
-    region = contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype)
-    with region:
-        loss = sum(t.float().pow(2).mean() for t in work.tensors(mine(*inputs)))
+    with torch.autocast(device, dtype, enabled=dtype is not None):
+        loss = mine(*inputs).float().pow(2).mean()
     loss.backward()
     optimizer.step()
+    parameters = list(mine.parameters())
     parts = {
-        "parameter": list(mine.parameters()),
-        "gradient": [p.grad for p in mine.parameters() if p.grad is not None],
-        "state": [t for s in optimizer.state.values() for t in work.tensors(s) if t.dim()],  # not the step counts
+        "parameter": parameters,
+        "gradient": [p.grad for p in parameters if p.grad is not None],
+        "state": [t for t in work.tensors(list(optimizer.state.values())) if t.dim()],  # not the step counts
     }
     columns: dict[str, float | str] = {}
     for name, some in parts.items():
         columns |= {f"{name}s": _floats(some), f"{name}_bytes": sum(t.nbytes for t in some)}
     return columns
+
+
+# -- TF32
+
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "matmul"}
+
+
+@contextlib.contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """torch.set_float32_matmul_precision(name) for the time of a `with`: "high" lets float32 products use TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class Named(TorchDispatchMode):
+    """Puts each matrix product on float32 under a name that the profiler shows."""
+
+    name = "perflab float32 product"
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        first = next((t for t in work.tensors(args)), None)
+        product = func._overloadpacket.__name__ in PRODUCTS and first is not None and first.dtype == torch.float32
+        with torch.profiler.record_function(self.name) if product else contextlib.nullcontext():
+            return func(*args, **(kwargs or {}))
+
+
+def float32_products(step: Callable[[], object]) -> tuple[float, float]:
+    """(products_share, busy_share) of a step on a CUDA device.
+
+    Both are read from one trace of torch.profiler, which slows the host and not the kernels: from two, clocks that
+    changed between them could make a share above one. The second is over the time of the step unprofiled. nan
+    where the profiler sees no device. Raises PerflabError without a CUDA device.
+    """
+    if why := machine.missing("cuda"):
+        raise PerflabError(f"float32_products reads a CUDA device's time: {why}.")
+    step()
+    wall_s = min(timing.wall(step, blocks=5)[0])
+    with timing.profiler() as seen, Named():
+        step()
+        torch.cuda.synchronize()
+    return shares(seen.events(), wall_s)
+
+
+def shares(events, wall_s: float) -> tuple[float, float]:
+    """(products_share, busy_share) from the profiler's events of a step that takes `wall_s` unprofiled."""
+    busy_s, host = timing.worked(events), torch.autograd.DeviceType.CPU
+    products_us = sum(e.device_time_total for e in events if e.name == Named.name and e.device_type == host)
+    return min(products_us / 1e6 / busy_s, 1.0), busy_s / wall_s  # two kernels may overlap by their ends
