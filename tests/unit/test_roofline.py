@@ -4,18 +4,18 @@ import contextlib
 import itertools
 import math
 import time
+import tomllib
 
 import pytest
 import torch
 from matplotlib.text import Text
 
-from perflab import PerflabError, question, vary
+from perflab import PerflabError, paths, question, vary
 from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.result import Result
 from perflab.roofline import checks, gpus, operators, peaks, roofline, work
 from perflab.roofline import exercises as problems
-from perflab.roofline.checks import Check
-from perflab.roofline.operators import CHANGES, OPERATORS, SIZES, Case
+from perflab.roofline.operators import CHANGES, OPERATORS, SIZES, OperatorCase
 from perflab.roofline.roofline import ARITHMETIC, BANDWIDTH, OVERHEAD
 
 H200 = peaks.Roofs("nvidia-h200", 4.2e12, {"fp32": 51e12, "tf32": 400e12, "bf16": 763e12, "fp16": 736e12}, 60 * 2**20)
@@ -129,56 +129,20 @@ def test_an_unknown_card_and_none_are_one_sentence_and_no_error():
     unknown, none = gpus.sheet(["NVIDIA <Something> 9000"]), gpus.sheet([])
     assert unknown.gpu is none.gpu is None
     assert "not in data/gpus.toml" in unknown.sentence and "no GPU here" in none.sentence
-    assert "&lt;Something&gt;" in unknown._repr_mimebundle_()["text/html"]
+    assert "&lt;Something&gt;" in unknown.html()
     assert "H200 Tensor Core GPU datasheet" in gpus.sheet(["NVIDIA H200"]).sentence
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "word"),
-    [
-        ("bandwidth = 300", "", "bandwidth must be given"),
-        ("bandwidth = 300", "bandwidth = -300", "above zero"),
-        ("bandwidth = 300", 'bandwidth = "300 GB/s"', "above zero"),
-        ("fp32 = 30.3", "fp64 = 30.3", "not fp64"),
-        ("memory = 24", "ram = 24", "ram is no field"),
-        ('capability = "8.9"', 'capability = "Ada"', "capability"),
-        ('source = "A datasheet"', 'source = ""', "document"),
-        ('source = "A datasheet"', 'source = ["A datasheet"]', "texts"),
-        ('name = "L4"', "name = 4", "texts"),
-        ('capability = "8.9"', "capability = 8.9", "texts"),
-        ('names = ["L4"]', 'names = "L4"', "a list of them"),
-        ('names = ["L4"]', "names = [4]", "a list of them"),
-        ("peak = { fp32 = 30.3 }", "peak = 30.3", "table of formats"),
-        ("peak = { fp32 = 30.3 }", "peak = {}", "table of formats"),
-        ("bandwidth = 300", "bandwidth = nan", "above zero"),
-        ("bandwidth = 300", "bandwidth = inf", "above zero"),
-        ("[[gpu]]", "[gpu]", "take it back"),
-        ("[[gpu]]", "gpu = [3]\n[other]", "take it back"),
-        ("[[gpu]]", "[[gpu", "take it back"),
-        ("[[gpu]]", "[[card]]", "take it back"),
-    ],
-)
-def test_a_file_that_cannot_be_right_says_card_and_field(tmp_path, old, new, word):
-    text = '[[gpu]]\nname = "L4"\nnames = ["L4"]\ncapability = "8.9"\nmemory = 24\nbandwidth = 300\n'
-    text += 'peak = { fp32 = 30.3 }\nsource = "A datasheet"\n'
-    path = tmp_path / "gpus.toml"
-    path.write_text(text)
-    assert gpus.read(path)["L4"].memory_bytes == 24e9
-    assert old in text
-    path.write_text(text.replace(old, new))
-    with pytest.raises(PerflabError, match=word):
-        gpus.read(path)
-
-
-def test_two_cards_of_one_name_are_refused(tmp_path):
-    card = (
-        '[[gpu]]\nname = "{}"\nnames = ["NVIDIA L4"]\ncapability = "8.9"\nbandwidth = 300\npeak = {{ fp32 = 30.3 }}\n'
-    )
-    card += 'source = "A datasheet"\n'
-    path = tmp_path / "gpus.toml"
-    path.write_text(card.format("L4") + card.format("L4 too"))
-    with pytest.raises(PerflabError, match="both L4 and L4 too"):
-        gpus.read(path)
+def test_the_file_of_cards_has_a_name_once_and_only_figures_above_zero():
+    fields = {"name", "names", "capability", "bandwidth", "peak", "source", "sms", "memory", "l2"}
+    names = []
+    for table in tomllib.loads((paths.DATA / "gpus.toml").read_text())["gpu"]:
+        assert fields - {"sms", "memory", "l2"} <= set(table) <= fields, table["name"]
+        assert table["peak"] and set(table["peak"]) <= set(gpus.FORMATS), table["name"]
+        figures = [table[key] for key in ("bandwidth", "sms", "memory", "l2") if key in table]
+        assert all(0 < x < math.inf for x in [*figures, *table["peak"].values()]), table["name"]
+        names += [name.lower().removeprefix("nvidia ") for name in {table["name"], *table["names"]}]
+    assert len(names) == len(set(names))
 
 
 # -- placing
@@ -253,7 +217,7 @@ def test_only_products_are_placed_under_tensor_cores():
 @pytest.mark.parametrize("on", ["cuda", "cpu"])
 def test_changes_change_one_thing(on):
     for name, size in itertools.product(OPERATORS, SIZES):
-        as_it_is, twice, half = (Case(name, size, change).work(on) for change in CHANGES)
+        as_it_is, twice, half = (OperatorCase(name, size, change).work(on) for change in CHANGES)
         assert twice.flops == 2 * as_it_is.flops and half.flops == as_it_is.flops
         assert half.moved_bytes == as_it_is.moved_bytes / 2
         assert 1.6 < twice.moved_bytes / as_it_is.moved_bytes <= 2
@@ -263,7 +227,7 @@ def test_changes_change_one_thing(on):
 def test_results_are_right_and_inputs_are_shared():
     tensors = operators.Tensors()
     for name in OPERATORS:
-        operators.prepared(Case(name, "small"), tensors)()
+        operators.prepared(OperatorCase(name, "small"), tensors)()
     x, y = tensors.get(16, 16, "fp32"), tensors.get(16, 16, "fp32", 1)
     assert torch.equal(tensors.get(16, 16, "fp32", 2), x @ y), "the last operator wrote into the shared result"
     assert len(tensors._made) == 3
@@ -307,7 +271,7 @@ def test_a_wrong_regime_is_refuted_by_twice_the_rows():
     result = modelled(overhead_s=5e-3)  # starting takes so long that all but the largest product is flat
     found = {c.case.label: c for c in checks.checks(result, H200)}
     assert found["add large"].placed.regime == OVERHEAD and found["add large"].size_agrees
-    with_small_overhead = Check(**(vars(found["add large"]) | {"placed": checks.checks(modelled(), H200)[2].placed}))
+    with_small_overhead = replace(found["add large"], placed=checks.checks(modelled(), H200)[2].placed)
     assert with_small_overhead.placed.regime == BANDWIDTH and not with_small_overhead.size_agrees
 
 
@@ -316,13 +280,13 @@ def test_a_failed_case_is_a_row_with_its_reason():
     del result.samples["time_s"]["gelu large"]
     result.reasons["gelu large"] = "prepare: out of memory"
     table = checks.Verdicts(result, checks.checks(result, H200))
-    assert "out of memory" in table._html() and table._html().count("<tr>") == 16
-    assert checks.lines(table.rows)[1][0].name == "gelu" and len(checks.lines(table.rows)[1]) == 2
+    assert "out of memory" in table.html() and table.html().count("<tr>") == 16
+    assert checks.lines(table.checks)[1][0].name == "gelu" and len(checks.lines(table.checks)[1]) == 2
 
 
 def test_the_table_reads_alike_on_every_machine():
     a, b = (checks.Verdicts(r, checks.checks(r, H200)) for r in (modelled(), modelled(slow=["gelu"])))
-    assert repr(a) == repr(b) and a._html() != b._html()
+    assert repr(a) == repr(b) and a.html() != b.html()
 
 
 def test_parts_of_the_copy_are_bytes_over_bytes():
@@ -332,10 +296,10 @@ def test_parts_of_the_copy_are_bytes_over_bytes():
 
 
 def test_percent_of_a_roof_is_flops_over_time_over_roof():
-    seen = checks.percent_of_roof(modelled(), Case("matmul", "large"), H200)
+    seen = checks.percent_of_roof(modelled(), OperatorCase("matmul", "large"), H200)
     assert seen.lo <= seen.mid <= seen.hi and seen.hi == pytest.approx(100 / 1.1, rel=0.05)
     bound = 100 * OPERATORS["add"].work(1, 1, "fp32").intensity / H200.ridge("fp32")
-    assert checks.percent_of_roof(modelled(), Case("add", "large"), H200).at_most(bound).state == HOLDS
+    assert checks.percent_of_roof(modelled(), OperatorCase("add", "large"), H200).at_most(bound).state == HOLDS
 
 
 def test_a_roof_is_the_best_that_was_seen():
@@ -382,10 +346,10 @@ def test_a_roof_is_work_over_time():
 def test_measured_stands_beside_printed_with_its_share_and_the_document():
     shown = peaks.Beside(roof_result(copy=0.51e-3, bf16=1.44e-3), gpus.sheet(["NVIDIA H200"]))
     assert 0.6 < shown.share("bf16") < 0.95 and 0.8 < shown.share("copy") < 1
-    text = shown._html()
+    text = shown.html()
     assert "989.5 TFLOP/s" in text and "no fp8 here" in text and "datasheet" in text
     bare = peaks.Beside(roof_result(copy=1.0), gpus.sheet([]))
-    assert repr(bare) == repr(shown) and math.isnan(bare.share("copy")) and "no GPU here" in bare._html()
+    assert repr(bare) == repr(shown) and math.isnan(bare.share("copy")) and "no GPU here" in bare.html()
 
 
 def test_a_product_is_one_and_leaves_the_precision_as_it_was():
@@ -513,12 +477,11 @@ def test_the_calls_of_the_question_are_counted_as_they_run():
     for name in "ade":
         call = problems.CALLS[name]
         if name == "d":
-            call = problems.Call("matmul", 1, 64, 128)
+            call = problems.RoofCall("matmul", 1, 64, 128)
         seen = work.counted(call.ready())
         said = call.work()
         assert (seen.bytes_read, seen.bytes_written) == (said.bytes_read, said.bytes_written), name
-        if name != "e":  # the public softmax is one step above what the table of FLOPs knows
-            assert seen.flops == said.flops
+        assert seen.flops == said.flops, name
 
 
 def truths(monkeypatch, **flat):
@@ -570,8 +533,8 @@ def test_regimes_agree_with_twice_the_rows_on_this_machine(small, note):
     wrong = []
     for name in OPERATORS:
         for size in ("small", "large"):
-            twice = seen.ratio(Case(name, size, CHANGES[1]).label, Case(name, size).label)
-            placed = roofline.place(Case(name, size).work("cpu"), here, "fp32", 2e-6)
+            twice = seen.ratio(OperatorCase(name, size, CHANGES[1]).label, OperatorCase(name, size).label)
+            placed = roofline.place(OperatorCase(name, size).work("cpu"), here, "fp32", 2e-6)
             assert (placed.regime == OVERHEAD) == (size == "small")
             finding = twice.at_most(math.sqrt(2)) if size == "small" else twice.at_least(math.sqrt(2))
             wrong += [(name, size, str(twice))] * (finding.state == NOT)
