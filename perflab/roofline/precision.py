@@ -6,6 +6,7 @@ matrix products on tensor cores, off by default, and how much of a step they are
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -37,9 +38,11 @@ class Dtypes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls: dict[tuple[str, str, str], int] = {}
+        self.calls: Counter[tuple[str, str, str]] = Counter()
         self.casts = 0
-        self.copies: dict[tuple, int] = {}  # 16-bit copies of parameters, by what they are copies of
+        self.copies: dict[tuple, int] = {}  # bytes of 16-bit copies of parameters, by what they are copies of
+        self.saved: dict[tuple, int] = {}  # bytes that autograd saves, each piece of memory once
+        self.parameter_bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -48,7 +51,7 @@ class Dtypes(TorchDispatchMode):
         name = func._overloadpacket.__name__
         if (work.made_by(inputs, outputs) or func._schema.is_mutable) and "empty" not in name:
             key = (name, _floats(inputs), _floats(outputs))
-            self.calls[key] = self.calls.get(key, 0) + 1
+            self.calls[key] += 1
             self._cast(key, inputs, outputs)
         return out
 
@@ -61,7 +64,7 @@ class Dtypes(TorchDispatchMode):
 
     @property
     def operators(self) -> int:
-        return sum(self.calls.values())
+        return self.calls.total()
 
 
 def _floats(some) -> str:
@@ -102,12 +105,12 @@ class Audit:
 
     def rows(self) -> dict[str, dict]:
         """Columns for `observe`: reads, writes and calls, by operator; the casts are its last rows."""
-        ordered = sorted(self.ran, key=lambda r: r.operator == "_to_copy")
-        several = {r.operator for r in ordered if sum(o.operator == r.operator for o in ordered) > 1}
-        names = [f"{r.operator}, {r.reads}" if r.operator in several else r.operator for r in ordered]
-        return {
-            n: {"reads": r.reads, "writes": r.writes, "calls": r.calls} for n, r in zip(names, ordered, strict=True)
-        }
+        variants = Counter(r.operator for r in self.ran)
+        rows = {}
+        for r in sorted(self.ran, key=lambda r: r.operator == "_to_copy"):
+            name = f"{r.operator}, {r.reads}" if variants[r.operator] > 1 else r.operator
+            rows[name] = {"reads": r.reads, "writes": r.writes, "calls": r.calls}
+        return rows
 
     def __repr__(self):
         before, inside = (quantity(n, "bytes") for n in self.parameter_bytes)
@@ -134,8 +137,9 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
     `call` is a model or a function, its inputs in float32. `device` is that of the inputs or parameters
     unless given. Random numbers are drawn three times. Raises PerflabError for what cannot be audited.
     """
-    _castable(dtype)
-    parameters = _parameters(call)
+    if dtype not in LOW:
+        raise PerflabError(f"autocast casts to bfloat16 or float16, not to {_plain(dtype)}: dtype=torch.bfloat16.")
+    parameters = list(call.parameters()) if isinstance(call, torch.nn.Module) else []
     if any(p.dtype in LOW for p in parameters):
         raise PerflabError("The model's parameters are 16-bit already: give autocast a float32 model, without .to().")
     device = str(device or next((t.device.type for t in [*work.tensors(inputs), *parameters]), "cpu")).split(":")[0]
@@ -143,9 +147,9 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
         raise PerflabError(f"audit cannot look at autocast on {device}: {why}.")
     if torch.is_autocast_enabled(device):
         raise PerflabError("audit turns autocast on by itself: call it outside of torch.autocast.")
-    plain, plain_saved, _ = _seen(call, inputs, parameters, contextlib.nullcontext())
-    cached, saved, inside = _seen(call, inputs, parameters, torch.autocast(device, dtype))
-    uncached, *_ = _seen(call, inputs, parameters, torch.autocast(device, dtype, cache_enabled=False))
+    plain = _seen(call, inputs, parameters, contextlib.nullcontext())
+    cached = _seen(call, inputs, parameters, torch.autocast(device, dtype))
+    uncached = _seen(call, inputs, parameters, torch.autocast(device, dtype, cache_enabled=False))
     if not cached.operators:
         raise PerflabError("audit saw no operator: give it the eager model or function, not one captured in a graph.")
     return Audit(
@@ -156,53 +160,26 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
         cached.operators,
         cached.casts,
         uncached.casts,
-        (sum(p.nbytes for p in parameters), inside),
+        (plain.parameter_bytes, cached.parameter_bytes),
         sum(cached.copies.values()),
-        (plain_saved, saved),
+        (sum(plain.saved.values()), sum(cached.saved.values())),
         CPU_NOTE if device == "cpu" else "",
     )
 
 
-def _castable(dtype):
-    if dtype not in LOW:
-        raise PerflabError(f"autocast casts to bfloat16 or float16, not to {_plain(dtype)}: dtype=torch.bfloat16.")
-
-
-def _parameters(call) -> list[torch.Tensor]:
-    return list(call.parameters()) if isinstance(call, torch.nn.Module) else []
-
-
-def _seen(call, inputs, parameters, region) -> tuple[Dtypes, int, int]:
-    with region, Dtypes() as seen, _saved(parameters) as saved:
-        result = call(*inputs)
-        inside = sum(p.nbytes for p in parameters)
-    del result
-    return seen, saved.nbytes, inside
-
-
-class _Saved:
-    def __init__(self):
-        self.views: dict[tuple, int] = {}
-        self.held: list[torch.Tensor] = []  # so that no memory is used twice
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.views.values())
-
-
-@contextlib.contextmanager
-def _saved(parameters) -> Iterator[_Saved]:
-    """What autograd saves in here, each piece of memory once; parameters are there anyway."""
-    saved, theirs = _Saved(), {view[0] for view in work.views_of(parameters)}
+def _seen(call, inputs, parameters, region) -> Dtypes:
+    seen, held = Dtypes(), []  # so that no memory is used twice
+    theirs = {view[0] for view in work.views_of(parameters)}  # they are there anyway
 
     def pack(t):
-        saved.views |= {view: n for view, n in work.views_of([t]).items() if view[0] not in theirs}
-        saved.held.append(t)
+        held.append(t)
+        seen.saved |= {view: n for view, n in work.views_of([t]).items() if view[0] not in theirs}
         return t
 
-    with saved_tensors_hooks(pack, lambda t: t):
-        yield saved
-    saved.held.clear()
+    with region, seen, saved_tensors_hooks(pack, lambda t: t):
+        call(*inputs)
+        seen.parameter_bytes = sum(p.nbytes for p in parameters)
+    return seen
 
 
 def after_a_step(model: torch.nn.Module, *inputs, dtype: torch.dtype | None = None) -> dict[str, float | str]:

@@ -123,18 +123,13 @@ def _missing_formulas() -> dict:
 
     They are torch's own, those of its other attention kernels: the two matrix products, and five backward.
     """
-    name = "_scaled_dot_product_flash_attention_for_cpu"
-    pairs = {name: _attention, f"{name}_backward": _attention_backward}
-    packets = {getattr(torch.ops.aten, n): f for n, f in pairs.items() if hasattr(torch.ops.aten, n)}
-    return {p: f for p, f in packets.items() if p not in flop_counter.flop_registry}
-
-
-def _attention(query, key, value, *_, **__) -> int:
-    return flop_counter.sdpa_flop_count(query, key, value)
-
-
-def _attention_backward(grad, query, key, value, *_, **__) -> int:
-    return flop_counter.sdpa_backward_flop_count(grad, query, key, value)
+    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    formulas = {
+        kernel: lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q, k, v),
+        f"{kernel}_backward": lambda grad, q, k, v, *_, **__: flop_counter.sdpa_backward_flop_count(grad, q, k, v),
+    }
+    packets = {getattr(torch.ops.aten, name): formula for name, formula in formulas.items()}
+    return {packet: formula for packet, formula in packets.items() if packet not in flop_counter.flop_registry}
 
 
 @contextlib.contextmanager

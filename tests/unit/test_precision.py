@@ -124,34 +124,6 @@ def test_a_wrong_call_is_one_sentence(call, word):
         call()
 
 
-# -- what 16 bits hold
-
-
-def test_small_gradients_underflow_in_fp16_and_a_scale_saves_them():
-    def gradient(dtype, scale):
-        weight, small = torch.ones(1, requires_grad=True), torch.tensor([1e-4], dtype=dtype)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        scaler.scale(1e-4 * (weight.to(dtype) * small).float()).backward()
-        return weight.grad.item() / scale
-
-    assert gradient(FP16, 1.0) == 0
-    assert gradient(FP16, 65536.0) == pytest.approx(1e-8, rel=0.01)
-    assert gradient(BF16, 1.0) == pytest.approx(1e-8, rel=0.02)
-
-
-def test_small_updates_are_lost_in_16_bits():
-    """Between 0.5 and 1 the numbers of bfloat16 lie 2**-8 apart, those of float16 2**-11."""
-
-    def after(dtype):
-        weight = torch.ones((), dtype=dtype)
-        for _ in range(100):
-            weight -= 1e-4
-        return weight.item()
-
-    assert after(torch.float32) == pytest.approx(0.99, abs=1e-5)
-    assert after(BF16) == after(FP16) == 1.0
-
-
 # -- TF32
 
 
@@ -162,12 +134,6 @@ def test_tf32_is_set_inside_and_as_before_outside():
         assert torch.get_float32_matmul_precision() == "high"
         raise KeyError
     assert torch.get_float32_matmul_precision() == before
-
-
-def test_the_share_of_products_needs_a_device():
-    if not torch.cuda.is_available():
-        with pytest.raises(PerflabError, match="no CUDA device here"):
-            precision.float32_products(lambda: None)
 
 
 def test_no_share_of_products_is_above_one_and_without_kernels_there_is_none():

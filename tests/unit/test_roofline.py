@@ -5,6 +5,7 @@ import itertools
 import math
 import time
 import tomllib
+from dataclasses import replace
 
 import pytest
 import torch
