@@ -26,7 +26,6 @@ class Gpu:
     peaks: Mapping[str, float]
     source: str
     sms: int | None = None
-    memory_bytes: float | None = None
     cache_bytes: float | None = None  # L2
 
     def ridge(self, dtype: str) -> float:
@@ -50,7 +49,6 @@ def _card(table: Mapping) -> Gpu:
         {dtype: x * 1e12 for dtype, x in table["peak"].items()},
         table["source"],
         sms=table.get("sms"),
-        memory_bytes=table["memory"] * 1e9 if "memory" in table else None,
         cache_bytes=table["l2"] * 2.0**20 if "l2" in table else None,
     )
 

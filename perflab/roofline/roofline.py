@@ -106,8 +106,13 @@ def _roof(ax, roofs: Roofs | Gpu, kinds: Sequence[str], colour: str, dashed: str
         ax.plot([peak / roofs.bytes_per_s, RIGHT], [peak, peak], color=colour, linestyle=dashed, linewidth=1.2)
     for level in _levels(roofs, kinds) if named else ():
         height = max(roofs.peaks[k] for k in level)
-        where = {"textcoords": "offset points", "color": colour, "fontsize": 9, "va": "center"}
-        ax.annotate(", ".join(level), (RIGHT, height), (4, 0), annotation_clip=False, **where)
+        _named(ax, ", ".join(level), height, (4, 0), colour, va="center")
+
+
+def _named(ax, text: str, height: float, offset: tuple[int, int], colour: str, **align: str):
+    """Text at the right end of a roof."""
+    where = {"textcoords": "offset points", "annotation_clip": False, "color": colour, "fontsize": 9}
+    ax.annotate(text, (RIGHT, height), offset, **where, **align)
 
 
 def _levels(roofs: Roofs | Gpu, kinds: Sequence[str]) -> list[list[str]]:
@@ -150,13 +155,10 @@ def picture(
     own = style.HERE if here.measured_here else style.RECORDED
     for other in beside:
         _roof(ax, other, ["fp32"], style.RECORDED, "-", named=False)
-        where = {"textcoords": "offset points", "color": style.RECORDED, "fontsize": 9, "ha": "right"}
-        ax.annotate(f"{other.name}, fp32", (RIGHT, other.peaks["fp32"]), (-2, 3), **where)
+        _named(ax, f"{other.name}, fp32", other.peaks["fp32"], (-2, 3), style.RECORDED, ha="right")
     if printed and (kinds := [k for k in printed.peaks if k in here.peaks]):
         _roof(ax, printed, kinds, style.BOUND, "--", named=False)
-        top = max(printed.peaks[k] for k in kinds)
-        where = {"textcoords": "offset points", "color": style.BOUND, "fontsize": 9, "ha": "right"}
-        ax.annotate("printed", (RIGHT, top), (-2, 3), **where)
+        _named(ax, "printed", max(printed.peaks[k] for k in kinds), (-2, 3), style.BOUND, ha="right")
     _roof(ax, here, list(here.peaks), own, "-", named=True)
     _axes(ax, [here, *beside, *([printed] if printed else [])], [p for line in lines for p in line])
     _operators(ax, lines)
