@@ -14,8 +14,8 @@ from perflab.bench.units import digits, quantity
 from perflab.show import style
 from perflab.show.table import Answer, table
 
+from .gpus import Roofs
 from .operators import CHANGES, OPERATORS, SIZES, OperatorCase
-from .peaks import Roofs
 from .roofline import ARITHMETIC, BANDWIDTH, OVERHEAD, Placed, Reached, place
 from .work import Work
 

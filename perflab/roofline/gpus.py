@@ -1,4 +1,4 @@
-"""What makers print about their GPUs: the peaks of data/gpus.toml, each with its source. Nothing is measured here."""
+"""The roofs of a device, and what makers print: the peaks of data/gpus.toml with their sources. Measures nothing."""
 
 import functools
 import math
@@ -10,27 +10,39 @@ from perflab import paths
 from perflab.show.table import Answer, paragraph
 
 FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+HERE = "this machine"
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One card as its maker describes it: dense peaks in FLOP/s by format, bandwidth in bytes/s.
+class Roofs:
+    """What one device reaches: bytes/s of a copy (read + written), FLOP/s of products by format.
 
-    What the documents do not say is None, or missing from `peaks`. `names` are the driver's.
+    `cache_bytes` is its last cache, None where it is not known.
     """
 
     name: str
-    names: tuple[str, ...]
-    capability: str
     bytes_per_s: float
     peaks: Mapping[str, float]
-    source: str
-    sms: int | None = None
-    cache_bytes: float | None = None  # L2
+    cache_bytes: float | None = None
+
+    @property
+    def measured_here(self) -> bool:
+        return self.name == HERE
 
     def ridge(self, dtype: str) -> float:
-        """FLOP per byte at which both roofs meet; nan for a format without a peak."""
+        """FLOP per byte at which both roofs meet (Williams, Waterman and Patterson 2009, DOI
+        10.1145/1498765.1498785); nan for a format without a roof."""
         return self.peaks.get(dtype, math.nan) / self.bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu(Roofs):
+    """One card as its maker describes it: dense peaks. `names` are the driver's, `sms` its multiprocessors."""
+
+    names: tuple[str, ...]
+    capability: str
+    source: str
+    sms: int | None
 
 
 @functools.cache
@@ -42,14 +54,14 @@ def known() -> dict[str, Gpu]:
 
 def _card(table: Mapping) -> Gpu:
     return Gpu(
-        table["name"],
-        tuple(table["names"]),
-        table["capability"],
-        table["bandwidth"] * 1e9,
-        {dtype: x * 1e12 for dtype, x in table["peak"].items()},
-        table["source"],
-        sms=table.get("sms"),
+        name=table["name"],
+        bytes_per_s=table["bandwidth"] * 1e9,
+        peaks={dtype: x * 1e12 for dtype, x in table["peak"].items()},
         cache_bytes=table["l2"] * 2.0**20 if "l2" in table else None,
+        names=tuple(table["names"]),
+        capability=table["capability"],
+        source=table["source"],
+        sms=table.get("sms"),
     )
 
 

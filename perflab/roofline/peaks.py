@@ -6,7 +6,7 @@ torch reaches here is what a program can hope for.
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,37 +21,14 @@ from perflab.bench.units import as_printed
 from perflab.errors import PerflabError
 from perflab.show.table import Answer, paragraph, table
 
-from .gpus import FORMATS, Sheet
+from .gpus import FORMATS, HERE, Roofs, Sheet
 from .precision import matmul_precision
 
-COPY, HERE = "copy", "this machine"
+COPY = "copy"
 KINDS = (COPY, *FORMATS)
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
 ROOMY = 12 * GIB  # below that the products and the copy are smaller
-
-
-@dataclass(frozen=True)
-class Roofs:
-    """What one device reaches: bytes/s of a copy (read + written), FLOP/s of products by format.
-
-    `cache_bytes` is its last cache, None where it is not known. A Gpu of `gpus` has the same fields.
-    """
-
-    name: str
-    bytes_per_s: float
-    peaks: Mapping[str, float]
-    cache_bytes: float | None = None
-
-    @property
-    def measured_here(self) -> bool:
-        return self.name == HERE
-
-    def ridge(self, dtype: str) -> float:
-        """FLOP per byte at which both roofs meet (Williams, Waterman and Patterson 2009, DOI
-        10.1145/1498765.1498785); nan for a format without a roof."""
-        return self.peaks.get(dtype, math.nan) / self.bytes_per_s
-
 
 # -- what is measured
 

@@ -15,9 +15,8 @@ from perflab.errors import PerflabError
 from perflab.show import style
 from perflab.show.explorer import Explorer
 
-from .gpus import FORMATS, Gpu, known
+from .gpus import FORMATS, Gpu, Roofs, known
 from .operators import OPERATORS
-from .peaks import Roofs
 from .work import OperatorWork
 
 ARITHMETIC, BANDWIDTH, OVERHEAD = "arithmetic", "bandwidth", "overhead"
@@ -43,7 +42,7 @@ class Placed:
     cached: bool
 
 
-def place(work: OperatorWork, roofs: Roofs | Gpu, dtype: str, overhead_s: float = 0.0) -> Placed:
+def place(work: OperatorWork, roofs: Roofs, dtype: str, overhead_s: float = 0.0) -> Placed:
     """Which limit holds for `work` (FLOPs and bytes) under the copy's roof and the arithmetic roof of `dtype`.
 
     overhead_s: what starting the call takes, however small it is. Raises PerflabError where the device has
@@ -97,7 +96,7 @@ class Reached:
 LEFT, RIGHT = 0.03, 3e4  # FLOP per byte
 
 
-def _roof(ax, roofs: Roofs | Gpu, kinds: Sequence[str], colour: str, dashed: str, named: bool) -> None:
+def _roof(ax, roofs: Roofs, kinds: Sequence[str], colour: str, dashed: str, named: bool) -> None:
     """The slope of the copy and a flat line a format; formats at the same height share a name."""
     top = max(roofs.peaks[k] for k in kinds)
     ax.plot([LEFT, top / roofs.bytes_per_s], [LEFT * roofs.bytes_per_s, top], color=colour, linestyle=dashed)
@@ -115,7 +114,7 @@ def _named(ax, text: str, height: float, offset: tuple[int, int], colour: str, *
     ax.annotate(text, (RIGHT, height), offset, **where, **align)
 
 
-def _levels(roofs: Roofs | Gpu, kinds: Sequence[str]) -> list[list[str]]:
+def _levels(roofs: Roofs, kinds: Sequence[str]) -> list[list[str]]:
     """Formats in order of their peaks, those within a factor of 1.5 together: their names would overlap."""
     levels: list[list[str]] = []
     for kind in sorted(kinds, key=lambda k: roofs.peaks[k]):
@@ -126,7 +125,7 @@ def _levels(roofs: Roofs | Gpu, kinds: Sequence[str]) -> list[list[str]]:
     return levels
 
 
-def _axes(ax, roofs: Sequence[Roofs | Gpu], points: Sequence[Reached]):
+def _axes(ax, roofs: Sequence[Roofs], points: Sequence[Reached]):
     top = max(max(r.peaks.values()) for r in roofs)
     low = min([LEFT * min(r.bytes_per_s for r in roofs), *(p.flops_per_s for p in points)])
     ax.set_xscale("log")
@@ -195,7 +194,7 @@ def explore_roofline(here: Roofs | None = None, overhead_s: float = 5e-6) -> Exp
     here: the measured roofs of this machine, offered beside the printed ones of data/gpus.toml. overhead_s:
     what starting a call takes, taken to be the same on all of them.
     """
-    devices: dict[str, Roofs | Gpu] = ({"this machine": here} if here else {}) | known()
+    devices: dict[str, Roofs] = ({"this machine": here} if here else {}) | known()
 
     def draw(ax, device: str, dtype: str, operator: str, n: int) -> str:
         roofs, kind = devices[device], OPERATORS[operator]
