@@ -2,7 +2,7 @@
 
 - flops: how many floating-point operations an operator does on each element, by convention
 - work: `counted`, the FLOPs and the bytes of any call, without a clock
-- gpus: what makers print about their cards (data/gpus.toml)
+- gpus: the roofs of a device, and what makers print (data/gpus.toml)
 - peaks: the roofs of this machine, measured by a copy and by products
 - operators: the five operators of notebook 05, at their sizes and with their two changes
 - roofline: `place` names the limit of a call; its picture and its explorer
