@@ -37,6 +37,20 @@ def step_of(x: float, unit: str) -> tuple[float, str]:
     return next((step for step in steps if abs(x) >= step[0]), steps[-1])
 
 
+def as_printed(x: float, unit: str) -> str:
+    """A maker's figure with its own digits: 989.5 TFLOP/s, where `quantity` would round."""
+    factor, name = step_of(x, unit)
+    return f"{x / factor:,.6g} {name}"
+
+
+def on_axis(x: float) -> str:
+    """A power of ten as an axis shows it: "100 G"."""
+    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= 0.99 * factor:
+            return f"{x / factor:,.0f} {letter}"
+    return f"{x:g}"
+
+
 def quantity(x: float, unit: str) -> str:
     """`x` of `unit` as a reader wants it. Without a unit, whole numbers are counts, and stay whole.
 

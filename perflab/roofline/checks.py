@@ -4,7 +4,6 @@ Twice the rows take twice the time, unless starting the call is what takes it. H
 format, take half the time only where bytes are what takes it.
 """
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,22 +12,23 @@ from perflab.bench.estimate import Estimate
 from perflab.bench.result import Result
 from perflab.bench.units import digits, quantity
 from perflab.show import style
+from perflab.show.table import Answer, table
 
-from .operators import CHANGES, OPERATORS, SIZES, Case
-from .peaks import Roofs
-from .roofline import ARITHMETIC, BANDWIDTH, OVERHEAD, Placed, Point, place
+from .gpus import Roofs
+from .operators import CHANGES, OPERATORS, SIZES, OperatorCase
+from .roofline import ARITHMETIC, BANDWIDTH, OVERHEAD, Placed, Reached, place
 from .work import Work
 
 
 @dataclass(frozen=True)
-class Check:
+class RegimeCheck:
     """One operator at one size: where the model puts it, and what changing it did, as ratios of times.
 
     time_s, twice and half are nan where they were not measured. `half_by_regime` is what half the bytes
     would do in each regime.
     """
 
-    case: Case
+    case: OperatorCase
     work: Work
     placed: Placed
     time_s: float
@@ -41,14 +41,10 @@ class Check:
         return math.isfinite(self.time_s + self.twice + self.half)
 
     @property
-    def flat(self) -> bool:
-        """Twice the rows hardly matter: the time is nearer to the same than to twice as long, as a ratio."""
-        return self.twice < math.sqrt(2)
-
-    @property
     def size_agrees(self) -> bool:
-        """Did twice the rows change the time as the regime says?"""
-        return self.flat == (self.placed.regime == OVERHEAD)
+        """Did twice the rows change the time as the regime says? Nearer to the same, as a ratio, is the same."""
+        flat = self.twice < math.sqrt(2)
+        return flat == (self.placed.regime == OVERHEAD)
 
     @property
     def bytes_agree(self) -> bool:
@@ -62,21 +58,24 @@ class Check:
         return self.placed.cached and self.time_s < self.placed.bandwidth_s
 
 
-def checks(result: Result, roofs: Roofs) -> list[Check]:
-    """The model against both changes, for every operator and size of a study of `operators.grid()`.
+def checks(result: Result, roofs: Roofs) -> list[RegimeCheck]:
+    """The model against both changes, for every operator and size of a study of `operators.grid(...)`.
 
-    Its `fixed` or its machine says what it ran on. Starting a call takes as long as the smallest add.
+    The machine of the result says what it ran on. Starting a call takes as long as the smallest add.
     """
     time, on = result["time_s"], ran_on(result)
-    overhead_s = time.of(Case("add", SIZES[0]).label).mid
+    overhead_s = time.of(OperatorCase("add", SIZES[0]).label).mid
     found = []
     for name in OPERATORS:
         for size in SIZES:
-            case, twice, half = (Case(name, size, change) for change in CHANGES)
+            case, twice, half = (OperatorCase(name, size, change) for change in CHANGES)
+            if case.label not in result.values:
+                continue
             work = case.work(on)
             placed = place(work, roofs, OPERATORS[name].roof(case.dtype), overhead_s)
             ratios = [time.ratio(changed.label, case.label).mid for changed in (twice, half)]
-            found.append(Check(case, work, placed, time.of(case.label).mid, *ratios, _half_by_regime(name, roofs)))
+            seen_s = time.of(case.label).mid
+            found.append(RegimeCheck(case, work, placed, seen_s, *ratios, _half_by_regime(name, roofs)))
     return found
 
 
@@ -87,32 +86,35 @@ def raised(roofs: Roofs, result: Result) -> Roofs:
     A copy that fits the last cache says nothing of memory, and raises nothing.
     """
     time, on = result["time_s"], ran_on(result)
-    copy, product = Case("copy", SIZES[-1]), Case("matmul", SIZES[-1])
+    copy, product = OperatorCase("copy", SIZES[-1]), OperatorCase("matmul", SIZES[-1])
     moved, peaks = copy.work(on).moved_bytes, dict(roofs.peaks)
     cached = roofs.cache_bytes is not None and moved <= roofs.cache_bytes
-    seen = [roofs.bytes_per_s] + [moved / time.of(copy.label).mid] * (not cached)
+    copied = 0 if cached else moved / time.of(copy.label).mid
     for case in (product, replace(product, change="half the bytes")):
         reached = case.work(on).flops / time.of(case.label).mid
-        peaks[case.dtype] = max(x for x in (peaks.get(case.dtype, 0), reached) if not math.isnan(x))
-    return replace(roofs, bytes_per_s=max(x for x in seen if not math.isnan(x)), peaks=peaks)
+        peaks[case.dtype] = _larger(peaks.get(case.dtype, 0), reached)
+    return replace(roofs, bytes_per_s=_larger(roofs.bytes_per_s, copied), peaks=peaks)
+
+
+def _larger(known: float, seen: float) -> float:
+    """nan says that nothing was seen."""
+    return seen if seen > known else known
 
 
 def part_of_copy(result: Result, operator: str) -> Estimate:
     """bytes/s of a large operator over those of the large copy of the same rounds: 1 says as fast as a copy."""
-    case, copy, on = Case(operator, SIZES[-1]), Case("copy", SIZES[-1]), ran_on(result)
-    times = result["time_s"].ratio(copy.label, case.label)
+    case, copy, on = OperatorCase(operator, SIZES[-1]), OperatorCase("copy", SIZES[-1]), ran_on(result)
     more = case.work(on).moved_bytes / copy.work(on).moved_bytes
+    terms = ("time_s", copy.label), ("time_s", case.label)
     what = f"bytes/s of {case.label} / bytes/s of {copy.label}"
-    return replace(times, mid=times.mid * more, lo=times.lo * more, hi=times.hi * more, what=what)
+    return result.combine(lambda copy_s, operator_s: more * copy_s / operator_s, *terms, what=what)
 
 
-def percent_of_roof(result: Result, case: Case, roofs: Roofs) -> Estimate:
+def percent_of_roof(result: Result, case: OperatorCase, roofs: Roofs) -> Estimate:
     """FLOP/s reached by a case, in percent of the arithmetic roof of its format, with the interval of its time."""
-    time, at_roof = result["time_s"].of(case.label), case.work(ran_on(result)).flops / roofs.peaks[case.dtype]
-    if time.why:
-        return time
-    low, mid, high = (100 * at_roof / x if x > 0 else math.inf for x in (time.hi, time.mid, time.lo))
-    return replace(time, mid=mid, lo=low, hi=high, what=f"percent of the {case.dtype} roof of {case.label}", unit="%")
+    at_roof_s = case.work(ran_on(result)).flops / roofs.peaks[case.dtype]
+    what = f"percent of the {case.dtype} roof of {case.label}"
+    return result.combine(lambda seconds: 100 * at_roof_s / seconds, ("time_s", case.label), what=what, unit="%")
 
 
 def ran_on(result: Result) -> str:
@@ -129,48 +131,51 @@ def _half_by_regime(operator: str, roofs: Roofs) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class Verdicts(Answer):
     """Checks as a table. The plain text is the same on every machine."""
 
     result: Result
-    rows: Sequence[Check]
+    checks: Sequence[RegimeCheck]
 
     def __repr__(self):
-        return f"Regimes of {', '.join(OPERATORS)} at {len(SIZES)} sizes, and what two changes did to their times"
+        return f"Regimes of {', '.join(OPERATORS)} by size, and what two changes did to their times"
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {"text/plain": repr(self), "text/html": self._html()}
+    def rows(self) -> list[dict]:
+        return [self._row(check) for check in self.checks]
 
-    def _html(self) -> str:
-        names = ("operator", "x", "FLOP/byte", "the model says", "at least", "measured", *CHANGES[1:])
-        rows = ["<table><thead><tr>", *(f"<th>{name}</th>" for name in names), "</tr></thead><tbody>"]
-        for c in self.rows:
-            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in self._cells(c)) + "</tr>")
-        notes = (
+    def html(self) -> str:
+        marks = (
             "Yes: the change did to the time what that regime says; no: it did something else. "
             "*: faster than a copy from memory, so that bytes came from a cache."
         )
-        small = f"<p><small>{html.escape(f'{notes} {self.result.provenance}')}</small></p>"
-        return "".join([*rows, "</tbody></table>", small])
+        return table(self.rows(), [f"{marks} {self.result.provenance}"])
 
-    def _cells(self, c: Check) -> list[str]:
-        rows, n = c.case.shape(ran_on(self.result))
-        model = [digits(c.placed.intensity), c.placed.regime, quantity(c.placed.bound_s, "s")]
-        if not c.known:
-            return [c.case.label, f"{rows} x {n}", *model, self.result["time_s"].of(c.case.label).why, "", ""]
-        seen = quantity(c.time_s, "s") + "*" * c.beats_the_copy
-        changes = [_did(c.twice, c.size_agrees), _did(c.half, c.bytes_agree)]
-        return [c.case.label, f"{rows} x {n}", *model, seen, *changes]
+    def _row(self, check: RegimeCheck) -> dict[str, str]:
+        rows, n = check.case.shape(ran_on(self.result))
+        row = {
+            "operator": check.case.label,
+            "x": f"{rows} x {n}",
+            "FLOP/byte": digits(check.placed.intensity),
+            "the model says": check.placed.regime,
+            "at least": quantity(check.placed.bound_s, "s"),
+        }
+        if not check.known:
+            return row | {"measured": self.result["time_s"].of(check.case.label).why}
+        _, twice, half = CHANGES
+        row["measured"] = quantity(check.time_s, "s") + "*" * check.beats_the_copy
+        row[twice] = _did(check.twice, check.size_agrees)
+        row[half] = _did(check.half, check.bytes_agree)
+        return row
 
 
 def _did(ratio: float, agrees: bool) -> str:
     return f"time x {digits(ratio)}: {'yes' if agrees else 'no'}"
 
 
-def lines(found: Sequence[Check]) -> list[list[Point]]:
+def lines(found: Sequence[RegimeCheck]) -> list[list[Reached]]:
     """For the picture: a line of points an operator, from its smallest to its largest size."""
     drawn = []
     for k, name in enumerate(OPERATORS):
         mine = [c for c in found if c.case.operator == name and c.known]
-        drawn.append([Point(name, c.placed.intensity, c.work.flops / c.time_s, style.PARTS[k]) for c in mine])
+        drawn.append([Reached(name, c.placed.intensity, c.work.flops / c.time_s, style.PARTS[k]) for c in mine])
     return [line for line in drawn if line]

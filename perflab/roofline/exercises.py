@@ -11,9 +11,10 @@ from perflab.bench.result import Result
 from perflab.bench.study import vary
 from perflab.bench.timing import random_input
 from perflab.bench.units import digits, quantity
-from perflab.learn.question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
+from perflab.learn.question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, numeric
 
 from . import peaks
+from .operators import OPERATORS
 from .roofline import ARITHMETIC, BANDWIDTH, OVERHEAD, place
 from .work import Work
 
@@ -21,7 +22,7 @@ REGIMES = (ARITHMETIC, BANDWIDTH, OVERHEAD)
 
 
 @dataclass(frozen=True)
-class Call:
+class RoofCall:
     """One call of the exercise: an fp32 operator on x of (rows, n); `columns` of a matrix that it multiplies."""
 
     operator: str
@@ -29,56 +30,44 @@ class Call:
     n: int
     columns: int = 0
 
-    def larger(self) -> "Call":
+    def larger(self) -> "RoofCall":
         """Twice the rows, and of a product twice the columns too: a product that leaves most of a device idle
         may take the same time with twice the rows alone."""
-        return Call(self.operator, 2 * self.rows, self.n, 2 * self.columns)
+        return RoofCall(self.operator, 2 * self.rows, self.n, 2 * self.columns)
 
     def work(self) -> Work:
-        x = 4 * self.rows * self.n
-        if self.operator == "matmul":
-            matrix, out = 4 * self.n * self.columns, 4 * self.rows * self.columns
-            return Work(1, 2 * self.rows * self.n * self.columns, x + matrix, out)
-        return Work(
-            1, self.rows * self.n * (1 if self.operator == "add" else 15), x * (1 + (self.operator == "add")), x
-        )
+        return OPERATORS[self.operator].work(self.rows, self.n, "fp32", self.columns)
 
     def ready(self) -> Callable[[], object]:
-        on = machine.device()
-        x = random_input(self.rows, self.n, device=on)
-        if self.operator == "matmul":
-            matrix, out = random_input(self.n, self.columns, device=on), torch.zeros(self.rows, self.columns, device=on)
-            return lambda: torch.mm(x, matrix, out=out)
-        y, out = random_input(self.rows, self.n, device=on, seed=1), torch.zeros_like(x)
-        if self.operator == "add":
-            return lambda: torch.add(x, y, out=out)
-        return lambda: torch.softmax(x, -1, out=out)
+        on, second = machine.device(), (self.n, self.columns) if self.columns else (self.rows, self.n)
+        x, y = random_input(self.rows, self.n, device=on), random_input(*second, device=on, seed=1)
+        out = torch.zeros(self.rows, second[1], device=on)
+        call = OPERATORS[self.operator].call
+        return lambda: call(x, y, out)
 
 
-CALLS: Mapping[str, Call] = {
-    "a": Call("add", 16, 16),
-    "b": Call("add", 4096, 4096),
-    "c": Call("matmul", 1024, 1024, 1024),
-    "d": Call("matmul", 1, 4096, 4096),
-    "e": Call("softmax", 8, 64),
+CALLS: Mapping[str, RoofCall] = {
+    "a": RoofCall("add", 16, 16),
+    "b": RoofCall("add", 4096, 4096),
+    "c": RoofCall("matmul", 1024, 1024, 1024),
+    "d": RoofCall("matmul", 1, 4096, 4096),
+    "e": RoofCall("softmax", 8, 64),
 }
 
 
-def _prepared(case: str | Call) -> Callable[[], object]:
-    if isinstance(case, Call):
-        return case.ready()
-    return peaks.copying(peaks.copy_bytes()) if case == peaks.COPY else peaks.multiplying("fp32", peaks.side("fp32"))
+def _ready(case: str | RoofCall) -> Callable[[], object]:
+    return peaks.prepared(case) if isinstance(case, str) else case.ready()
+
+
+def _work(case: str | RoofCall) -> float:
+    return peaks.work(case) if isinstance(case, str) else 1.0
 
 
 def _measured() -> Result:
     """The copy, the fp32 product, and every call at its size and at twice the size: all in the same rounds."""
-    cases: dict[str, str | Call] = {peaks.COPY: peaks.COPY, "fp32": "fp32"} | dict(CALLS)
+    cases: dict[str, str | RoofCall] = {peaks.COPY: peaks.COPY, "fp32": "fp32"} | dict(CALLS)
     cases |= {f"{name}, larger": call.larger() for name, call in CALLS.items()}
-
-    def work(case):
-        return peaks.work(case) if isinstance(case, str) else 1.0
-
-    return vary("call", cases, lambda call: call(), prepare=_prepared, study="05.exercise", work=work, budget_s=3)
+    return vary("call", cases, lambda call: call(), prepare=_ready, study="05.exercise", work=_work, budget_s=3)
 
 
 def _truths(seen: Result) -> dict[str, tuple[str, str]]:
@@ -86,24 +75,22 @@ def _truths(seen: Result) -> dict[str, tuple[str, str]]:
     here, time = peaks.of(seen), seen["time_s"]
     overhead_s, said = time.of("a").mid, {}
     for name, call in CALLS.items():
-        work = call.work()
+        work, longer = call.work(), time.ratio(f"{name}, larger", name).mid
         placed = place(work, here, "fp32", overhead_s)
-        flat = time.ratio(f"{name}, larger", name).mid < math.sqrt(2)
         why = (
             f"{quantity(work.flops, 'flops')} need {quantity(placed.arithmetic_s, 's')} here, its "
             f"{quantity(work.moved_bytes, 'bytes')} {quantity(placed.bandwidth_s, 's')}, starting a call "
-            f"{quantity(placed.overhead_s, 's')}, and at twice the size it took "
-            f"{digits(time.ratio(f'{name}, larger', name).mid)} times as long"
+            f"{quantity(placed.overhead_s, 's')}, and at twice the size it took {digits(longer)} times as long"
         )
-        said[name] = placed.regime if flat == (placed.regime == OVERHEAD) else "", why
+        agrees = (longer < math.sqrt(2)) == (placed.regime == OVERHEAD)
+        said[name] = placed.regime if agrees else "", why
     return said
 
 
 def _named(answer) -> Outcome:
     if not isinstance(answer, Mapping) or set(answer) != set(CALLS):
-        return Outcome(
-            INCORRECT, 'the answer names a regime for each letter: dict(a="...", b="...", c=..., d=..., e=...).'
-        )
+        form = 'dict(a="...", b="...", c=..., d=..., e=...)'
+        return Outcome(INCORRECT, f"the answer names a regime for each letter: {form}.")
     answer = {name: str(word).strip().lower() for name, word in answer.items()}
     if strange := sorted(set(answer.values()) - set(REGIMES)):
         return Outcome(INCORRECT, f"the regimes are {', '.join(REGIMES)}, and not {', '.join(strange)}.")
@@ -121,34 +108,31 @@ def _named(answer) -> Outcome:
     return Outcome(CORRECT, "all five, and this machine agrees: twice the size changed each as its regime says.")
 
 
-ROWS, INNER, PEAK, BANDWIDTH_TB = 64, 4096, 312.0, 2.0
+ROWS, INNER, PEAK, TB_PER_S = 64, 4096, 312.0, 2.0
 FLOPS = 2 * ROWS * INNER * INNER
-INTENSITY = FLOPS / (2 * (2 * ROWS * INNER + INNER * INNER))  # fp16: two bytes a number
-MOST = INTENSITY * BANDWIDTH_TB
-
-
-def _most(answer) -> Outcome:
-    if math.isnan(answer := as_number(answer)):
-        return Outcome(INCORRECT, "the answer is one number, in TFLOP/s, such as 200.")
-
-    def near(x, tolerance=0.006):
-        return math.isclose(answer, x, rel_tol=tolerance)
-
-    if near(MOST):
-        return Outcome(CORRECT, "62.1 FLOP per byte lie left of the ridge at 156: bandwidth is the limit.")
-    if near(PEAK):
-        return Outcome(INCORRECT, "that is the arithmetic roof. Does the product have enough FLOPs to a byte for it?")
-    if near(PEAK / BANDWIDTH_TB):
-        return Outcome(INCORRECT, "that is the ridge, in FLOP per byte. Where does the product lie beside it?")
-    if near(INTENSITY):
-        return Outcome(INCORRECT, "that is FLOP per byte, or one FLOP for a multiply-add, which counts two.")
-    if near(FLOPS / (2 * (ROWS * INNER + INNER * INNER)) * BANDWIDTH_TB):
-        return Outcome(INCORRECT, "you divided by the bytes that are read: the result is written, and counts too.")
-    if near(2 * MOST) or near(MOST / 2):
-        return Outcome(INCORRECT, "how many bytes does an fp16 number have?")
-    if near(FLOPS / (2 * INNER * INNER) * BANDWIDTH_TB):
-        return Outcome(INCORRECT, "close: the rows and the result are bytes too, not the weights alone.")
-    return Outcome(INCORRECT, "FLOPs over bytes moved, times bytes a second; and never above the arithmetic roof.")
+X, MATRIX = ROWS * INNER, INNER * INNER  # numbers; fp16 has two bytes for each
+INTENSITY = FLOPS / (2 * (X + MATRIX + X))
+MOST = INTENSITY * TB_PER_S
+_HALF_OR_DOUBLE = "how many bytes does an fp16 number have?"
+_MOST_CHECK = numeric(
+    MOST,
+    "62.1 FLOP per byte lie left of the ridge at 156: bandwidth is the limit.",
+    [
+        (PEAK, "that is the arithmetic roof. Does the product have enough FLOPs to a byte for it?"),
+        (PEAK / TB_PER_S, "that is the ridge, in FLOP per byte. Where does the product lie beside it?"),
+        (INTENSITY, "that is FLOP per byte, or one FLOP for a multiply-add, which counts two."),
+        (
+            FLOPS / (2 * (X + MATRIX)) * TB_PER_S,
+            "you divided by the bytes that are read: the result is written, and counts too.",
+        ),
+        (2 * MOST, _HALF_OR_DOUBLE),
+        (MOST / 2, _HALF_OR_DOUBLE),
+        (FLOPS / (2 * MATRIX) * TB_PER_S, "close: the rows and the result are bytes too, not the weights alone."),
+    ],
+    "FLOPs over bytes moved, times bytes a second; and never above the arithmetic roof.",
+    example="one number, in TFLOP/s, such as 200",
+    tolerance=0.006,
+)
 
 
 PROBLEMS = {
@@ -169,7 +153,7 @@ PROBLEMS = {
     "05.2": Problem(
         "A card does 312 TFLOP/s in fp16 and moves 2 TB/s (1 TB = 10^12 bytes). A layer multiplies 64 rows of 4096 "
         "numbers with a 4096 x 4096 matrix, all in fp16, each tensor moved once. How many TFLOP/s are the most?",
-        _most,
+        _MOST_CHECK,
         (
             "2 m k n FLOPs; bytes of the rows, of the matrix and of the result.",
             "FLOP per byte times bytes a second is FLOP/s. The smaller of that and the arithmetic roof holds.",

@@ -1,104 +1,67 @@
-"""What makers print about their GPUs: the peaks of data/gpus.toml, each with its source. Nothing is measured here."""
+"""The roofs of a device, and what makers print: the peaks of data/gpus.toml with their sources. Measures nothing."""
 
 import functools
-import html
 import math
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from perflab import paths
-from perflab.bench import machine
-from perflab.errors import PerflabError
+from perflab.show.table import Answer, paragraph
 
 FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+HERE = "this machine"
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One card as its maker describes it: dense peaks in FLOP/s by format, bandwidth in bytes/s.
+class Roofs:
+    """What one device reaches: bytes/s of a copy (read + written), FLOP/s of products by format.
 
-    What the documents do not say is None, or missing from `peaks`. `names` are the driver's.
+    `cache_bytes` is its last cache, None where it is not known.
     """
 
     name: str
-    names: tuple[str, ...]
-    capability: str
     bytes_per_s: float
     peaks: Mapping[str, float]
-    source: str
-    sms: int | None = None
-    memory_bytes: float | None = None
-    cache_bytes: float | None = None  # L2
+    cache_bytes: float | None = None
+
+    @property
+    def measured_here(self) -> bool:
+        return self.name == HERE
 
     def ridge(self, dtype: str) -> float:
-        """FLOP per byte at which both roofs meet; nan for a format without a peak."""
+        """FLOP per byte at which both roofs meet (Williams, Waterman and Patterson 2009, DOI
+        10.1145/1498765.1498785); nan for a format without a roof."""
         return self.peaks.get(dtype, math.nan) / self.bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu(Roofs):
+    """One card as its maker describes it: dense peaks. `names` are the driver's, `sms` its multiprocessors."""
+
+    names: tuple[str, ...]
+    capability: str
+    source: str
+    sms: int | None
 
 
 @functools.cache
 def known() -> dict[str, Gpu]:
     """The cards of data/gpus.toml by name."""
-    return read(paths.DATA / "gpus.toml")
+    tables = tomllib.loads((paths.DATA / "gpus.toml").read_text(encoding="utf8"))["gpu"]
+    return {table["name"]: _card(table) for table in tables}
 
 
-def read(path: Path) -> dict[str, Gpu]:
-    """Cards from a TOML file. Raises PerflabError, with the card and the field, for what cannot be right."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf8"))["gpu"]
-        if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-            raise ValueError("each card stands under [[gpu]]")
-    except (OSError, ValueError, KeyError) as e:
-        raise PerflabError(f"{path.name} cannot be read ({e}): take it back from git.") from None
-    cards = [_card(path.name, table) for table in tables]
-    taken: dict[str, str] = {}
-    for card in cards:
-        for name in {card.name, *card.names}:
-            if taken.setdefault(_plain(name), card.name) != card.name:
-                raise PerflabError(f"{path.name}: {name!r} is a name of both {taken[_plain(name)]} and {card.name}.")
-    return {card.name: card for card in cards}
-
-
-def _card(file: str, table: Mapping) -> Gpu:
-    name = table.get("name", "a card without a name")
-
-    def wrong(what: str) -> PerflabError:
-        return PerflabError(f"{file}, {name}: {what}.")
-
-    needed = {"name", "names", "capability", "bandwidth", "peak", "source"}
-    texts = [table.get("name", "x"), table.get("capability", "1.0"), table.get("source", "x")]
-    names = table.get("names", ["x"])
-    if not isinstance(names, list) or not all(isinstance(x, str) for x in [*texts, *names]):
-        raise wrong("name, capability and source are texts, names a list of them")
-    if not isinstance(table.get("peak", {"fp32": 1}), Mapping) or table.get("peak") == {}:
-        raise wrong("peak is a table of formats, such as { fp32 = 19.5 }")
-    if lacks := sorted(needed - set(table)):
-        raise wrong(f"{', '.join(lacks)} must be given")
-    if strange := sorted(set(table) - needed - {"sms", "memory", "l2"}):
-        raise wrong(f"{', '.join(strange)} is no field of a card")
-    if strange := sorted(set(table["peak"]) - set(FORMATS)):
-        raise wrong(f"the formats are {', '.join(FORMATS)}, and not {', '.join(strange)}")
-    figures = {key: table[key] for key in ("bandwidth", "sms", "memory", "l2") if key in table} | table["peak"]
-    if bad := [
-        key
-        for key, x in figures.items()
-        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < math.inf
-    ]:
-        raise wrong(f"{', '.join(bad)} must be a number above zero")
-    if not re.fullmatch(r"\d+\.\d", table["capability"]) or len(table["source"]) < 10:
-        raise wrong('the capability is written as "9.0", and the source names a document')
+def _card(table: Mapping) -> Gpu:
     return Gpu(
-        name,
-        tuple(table["names"]),
-        table["capability"],
-        table["bandwidth"] * 1e9,
-        {dtype: x * 1e12 for dtype, x in table["peak"].items()},
-        table["source"],
-        sms=table.get("sms"),
-        memory_bytes=table["memory"] * 1e9 if "memory" in table else None,
+        name=table["name"],
+        bytes_per_s=table["bandwidth"] * 1e9,
+        peaks={dtype: x * 1e12 for dtype, x in table["peak"].items()},
         cache_bytes=table["l2"] * 2.0**20 if "l2" in table else None,
+        names=tuple(table["names"]),
+        capability=table["capability"],
+        source=table["source"],
+        sms=table.get("sms"),
     )
 
 
@@ -112,7 +75,7 @@ def find(driver_name: str) -> Gpu | None:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class Sheet(Answer):
     """What is printed about the GPU of a machine, if anything; `sentence` says where that comes from, or why not."""
 
     gpu: Gpu | None
@@ -121,18 +84,16 @@ class Sheet:
     def __repr__(self):
         return "What is printed about this machine"
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {"text/plain": repr(self), "text/html": f"<p>{html.escape(self.sentence)}</p>"}
+    def html(self) -> str:
+        return paragraph(self.sentence)
 
 
-def sheet(names: Sequence[str] | None = None) -> Sheet:
-    """The datasheet of the first GPU among `names`, by default of this machine's as NVML names them.
+def sheet(names: Sequence[str]) -> Sheet:
+    """The datasheet of the first GPU among `names`, which may be `result.machine["gpus"]`.
 
-    `names` may be `result.machine["gpus"]`. Without a GPU, or with one that is not in data/gpus.toml, there
-    is no sheet and the sentence says so: the course goes on with measured roofs.
+    Without a GPU, or with one that is not in data/gpus.toml, there is no sheet and the sentence says so: the course
+    goes on with measured roofs.
     """
-    if names is None:
-        names = [board["name"] for board in machine.gpus()]
     if not names:
         return Sheet(None, "There is no GPU here, and no document that gives the peaks of this processor as used here.")
     if (card := find(names[0])) is None:

@@ -4,7 +4,7 @@ Bytes are those of its inputs and its output, each once; FLOPs follow `arithmeti
 `work.counted` gives the same, but for the two numbers a row that layer_norm keeps for its backward pass.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from perflab.bench import machine
 from perflab.bench.timing import random_input
 
 from . import peaks
-from .flops import flops_of
+from .flops import PER_ELEMENT
 from .work import Work
 
 ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -22,7 +22,7 @@ CHANGES = ("as it is", "twice the rows", "half the bytes")
 
 
 @dataclass(frozen=True)
-class Operator:
+class RoofOperator:
     """An operator on a (rows, n) tensor x. `call(x, y, out)` writes into out where torch lets it.
 
     `reads` and `writes` count tensors of x's size, `flops` those of one element; a product reads an
@@ -35,54 +35,51 @@ class Operator:
     writes: int
     flops: int
 
-    def work(self, rows: int, n: int, dtype: str) -> Work:
-        """Counted by formula: the FLOPs, and the bytes read and written, of one call."""
+    def work(self, rows: int, n: int, dtype: str, columns: int | None = None) -> Work:
+        """Counted by formula: the FLOPs, and the bytes read and written, of one call.
+
+        columns: those of the matrix y of a product, where it is not square.
+        """
         item = ITEM_BYTES[dtype]
-        one = rows * n * item
+        x = rows * n * item
         if self.name == "matmul":
-            return Work(1, 2 * rows * n * n, one + n * n * item, one)
-        return Work(1, self.flops * rows * n, self.reads * one, self.writes * one)
+            columns = columns or n
+            return Work(1, 2 * rows * n * columns, x + n * columns * item, rows * columns * item)
+        return Work(1, self.flops * rows * n, self.reads * x, self.writes * x)
 
     def roof(self, dtype: str) -> str:
         """The arithmetic roof that holds for it: only products use tensor cores, the rest calculates in fp32."""
         return dtype if self.name == "matmul" else "fp32"
 
 
-def _each(operator: str) -> int:
-    """FLOPs of an element."""
-    one = torch.empty(1)
-    return flops_of(f"aten.{operator}", (one,), {}, (one,))
-
-
 def _layer_norm(x, y, out):
     torch.nn.functional.layer_norm(x, x.shape[-1:])  # torch has no variant that writes into out
 
 
-OPERATORS: Mapping[str, Operator] = {
-    o.name: o
-    for o in (
-        Operator("add", lambda x, y, out: torch.add(x, y, out=out), 2, 1, _each("add")),
-        Operator("gelu", lambda x, y, out: torch.ops.aten.gelu.out(x, out=out), 1, 1, _each("gelu")),
-        Operator("layer_norm", _layer_norm, 1, 1, _each("native_layer_norm")),
-        Operator(
-            "softmax", lambda x, y, out: torch.ops.aten._softmax.out(x, -1, False, out=out), 1, 1, _each("_softmax")
-        ),
-        Operator("matmul", lambda x, y, out: torch.mm(x, y, out=out), 1, 1, 0),
-    )
-}
+def _softmax(x, y, out):
+    torch.ops.aten._softmax.out(x, -1, False, out=out)
 
-PROBES: Mapping[str, Operator] = {  # beside them, to compare with: the same bytes, and nothing written
-    o.name: o
-    for o in (
-        Operator("copy", lambda x, y, out: out.copy_(x), 1, 1, 0),
-        Operator("sum", lambda x, y, out: torch.sum(x), 1, 0, _each("sum")),
-    )
-}
+
+def _by_name(*some: RoofOperator) -> dict[str, RoofOperator]:
+    return {o.name: o for o in some}
+
+
+OPERATORS: Mapping[str, RoofOperator] = _by_name(
+    RoofOperator("add", lambda x, y, out: torch.add(x, y, out=out), 2, 1, PER_ELEMENT["add"]),
+    RoofOperator("gelu", lambda x, y, out: torch.ops.aten.gelu.out(x, out=out), 1, 1, PER_ELEMENT["gelu"]),
+    RoofOperator("layer_norm", _layer_norm, 1, 1, PER_ELEMENT["native_layer_norm"]),
+    RoofOperator("softmax", _softmax, 1, 1, PER_ELEMENT["_softmax"]),
+    RoofOperator("matmul", lambda x, y, out: torch.mm(x, y, out=out), 1, 1, 0),
+)
+PROBES: Mapping[str, RoofOperator] = _by_name(  # beside them, to compare with: the same bytes, and nothing written
+    RoofOperator("copy", lambda x, y, out: out.copy_(x), 1, 1, 0),
+    RoofOperator("sum", lambda x, y, out: torch.sum(x), 1, 0, PER_ELEMENT["sum"]),
+)
 ALL = OPERATORS | PROBES
 
 
 @dataclass(frozen=True)
-class Case:
+class OperatorCase:
     """One operator at one size with one change: what a cell of the study prepares."""
 
     operator: str
@@ -118,10 +115,10 @@ def _sides(on: str, operator: str) -> tuple[int, int, int]:
     return {"matmul": (16, 128, 256), "layer_norm": (16, 256, 2000)}.get(operator, (16, 256, 2304))
 
 
-def grid() -> dict[str, Case]:
-    """Every operator at every size, as it is and with both changes, by label; and the probes at the largest."""
-    cases = [Case(o, size, change) for o in OPERATORS for size in SIZES for change in CHANGES]
-    cases += [Case(o, SIZES[-1]) for o in PROBES]
+def grid(sizes: Sequence[str] = SIZES) -> dict[str, OperatorCase]:
+    """Every operator at these sizes, as it is and with both changes, by label; and the probes at the largest."""
+    cases = [OperatorCase(o, size, change) for o in OPERATORS for size in sizes for change in CHANGES]
+    cases += [OperatorCase(o, SIZES[-1]) for o in PROBES]
     return {case.label: case for case in cases}
 
 
@@ -142,7 +139,7 @@ class Tensors:
         self._made.clear()
 
 
-def prepared(case: Case, tensors: Tensors) -> Callable[[], object]:
+def prepared(case: OperatorCase, tensors: Tensors) -> Callable[[], object]:
     """The call of a case, its tensors made: x, the other input, and memory for the result."""
     rows, n = case.shape(machine.device())
     x, out = tensors.get(rows, n, case.dtype), tensors.get(rows, n, case.dtype, 2)

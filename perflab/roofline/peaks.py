@@ -5,10 +5,9 @@ torch reaches here is what a program can hope for.
 """
 
 import contextlib
-import html
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,40 +17,18 @@ from perflab.bench.estimate import Estimate
 from perflab.bench.result import Result
 from perflab.bench.study import vary
 from perflab.bench.timing import random_input
-from perflab.bench.units import step_of
+from perflab.bench.units import as_printed
 from perflab.errors import PerflabError
+from perflab.show.table import Answer, paragraph, table
 
-from .gpus import Gpu, Sheet
-from .tf32 import matmul_precision
+from .gpus import FORMATS, HERE, Roofs, Sheet
+from .precision import matmul_precision
 
-COPY, HERE = "copy", "this machine"
-KINDS = (COPY, "fp32", "tf32", "bf16", "fp16", "fp8")
+COPY = "copy"
+KINDS = (COPY, *FORMATS)
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
 ROOMY = 12 * GIB  # below that the products and the copy are smaller
-
-
-@dataclass(frozen=True)
-class Roofs:
-    """What one device reaches: bytes/s of a copy (read + written), FLOP/s of products by format.
-
-    `cache_bytes` is its last cache, None where it is not known. A Gpu of `gpus` has the same fields.
-    """
-
-    name: str
-    bytes_per_s: float
-    peaks: Mapping[str, float]
-    cache_bytes: float | None = None
-
-    @property
-    def measured_here(self) -> bool:
-        return self.name == HERE
-
-    def ridge(self, dtype: str) -> float:
-        """FLOP per byte at which both roofs meet (Williams, Waterman and Patterson 2009, DOI
-        10.1145/1498765.1498785); nan for a format without a roof."""
-        return self.peaks.get(dtype, math.nan) / self.bytes_per_s
-
 
 # -- what is measured
 
@@ -155,8 +132,8 @@ def multiplying(dtype: str, n: int) -> Callable[[], object]:
 
 def missing(dtype: str) -> str | None:
     """Why this machine has no roof for `dtype`, or None if it has."""
-    if dtype not in KINDS[1:]:
-        return f"{dtype} is no format here: use one of {', '.join(KINDS[1:])}"
+    if dtype not in FORMATS:
+        return f"{dtype} is no format here: use one of {', '.join(FORMATS)}"
     if not machine.cuda_devices():
         return None if dtype in ("fp32", "bf16") else f"{dtype} is left out on a processor"
     capability = torch.cuda.get_device_capability()
@@ -168,12 +145,9 @@ def missing(dtype: str) -> str | None:
     return None
 
 
-def _prepared(kind: str) -> Callable[[], object]:
+def prepared(kind: str) -> Callable[[], object]:
+    """The call whose rate is the roof of `kind`."""
     return copying(copy_bytes()) if kind == COPY else multiplying(kind, side(kind))
-
-
-def _call(prepared: Callable[[], object]):
-    prepared()
 
 
 def measure(study: str = "05.roofs", kinds=KINDS, budget_s: float | None = None) -> Result:
@@ -183,23 +157,26 @@ def measure(study: str = "05.roofs", kinds=KINDS, budget_s: float | None = None)
     `of(result)` say what was reached.
     """
     clock = "device" if machine.cuda_devices() else "wall"
-    return vary("roof", kinds, _call, prepare=_prepared, study=study, work=work, clock=clock, budget_s=budget_s)
+    how = {"prepare": prepared, "study": study, "work": work, "clock": clock, "budget_s": budget_s}
+    return vary("roof", kinds, lambda call: call(), **how)
 
 
 # -- what it says
 
 
+def unit_of(kind: str) -> str:
+    return "bytes/s" if kind == COPY else "flops/s"
+
+
 def rate(result: Result, kind: str) -> Estimate:
     """bytes/s of the copy, FLOP/s of a product, with its interval."""
-    time, unit = result["time_s"].of(kind), "bytes/s" if kind == COPY else "flops/s"
-    if time.why:
-        return replace(time, what=f"{kind} roof", unit=unit)
-    low, mid, high = (result.work[kind] / x if x > 0 else math.inf for x in (time.hi, time.mid, time.lo))
-    return Estimate(mid, low, high, time.n, f"{kind} roof", unit, source=result.source)
+    done = result.work.get(kind, math.nan)
+    term = ("time_s", kind)
+    return result.combine(lambda seconds: done / seconds, term, what=f"{kind} roof", unit=unit_of(kind))
 
 
 def of(result: Result, device: Result | None = None) -> Roofs:
-    """Roofs from a result of `measure`, and the cache from one of `observe("05.device", roofs.device, ...)`.
+    """Roofs from a result of `measure`, and the cache from one of `observe("05.device", peaks.device, ...)`.
 
     Raises PerflabError where the copy was not measured.
     """
@@ -213,7 +190,7 @@ def of(result: Result, device: Result | None = None) -> Roofs:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Beside(Answer):
     """Measured roofs beside printed ones. The plain text is the same on every machine."""
 
     result: Result
@@ -221,39 +198,31 @@ class Beside:
 
     def share(self, kind: str) -> float:
         """Measured over printed; nan where either is missing."""
-        return rate(self.result, kind).mid / _printed(self.sheet.gpu, kind)
+        return rate(self.result, kind).mid / self._printed(kind)
+
+    def _printed(self, kind: str) -> float:
+        card = self.sheet.gpu
+        if card is None:
+            return math.nan
+        return card.bytes_per_s if kind == COPY else card.peaks.get(kind, math.nan)
 
     def __repr__(self):
         return f"Roofs, measured and printed: {', '.join(self.result.values)}"
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {"text/plain": repr(self), "text/html": self._html()}
-
-    def _html(self) -> str:
-        head = (
-            "<table><thead><tr><th>roof</th><th>measured</th><th>printed</th><th>share</th><th>ridge (FLOP/byte)</th>"
-        )
-        rows = [f"{head}</tr></thead><tbody>"]
+    def rows(self) -> list[dict]:
         copy = rate(self.result, COPY)
-        for kind in self.result.values:
-            e, printed = rate(self.result, kind), _printed(self.sheet.gpu, kind)
-            unit = "bytes/s" if kind == COPY else "flops/s"
-            seen = str(e) if not e.why else self.result.reasons.get(kind, e.why).removeprefix("prepare: ")
-            cells = [kind, seen, "" if math.isnan(printed) else as_printed(printed, unit)]
-            cells.append("" if math.isnan(self.share(kind)) else f"{self.share(kind):.0%}")
-            cells.append("" if kind == COPY or e.why or copy.why else f"{e.mid / copy.mid:.3g}")
-            rows.append("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells) + "</tr>")
-        notes = f"<p>{html.escape(self.sheet.sentence)}</p><p><small>{html.escape(self.result.provenance)}</small></p>"
-        return "".join([*rows, "</tbody></table>", notes])
+        return [self._row(kind, copy) for kind in self.result.values]
 
+    def _row(self, kind: str, copy: Estimate) -> dict[str, str]:
+        seen, printed, share = rate(self.result, kind), self._printed(kind), self.share(kind)
+        why = self.result.reasons.get(kind, seen.why).removeprefix("prepare: ")
+        return {
+            "roof": kind,
+            "measured": why if seen.why else str(seen),
+            "printed": "" if math.isnan(printed) else as_printed(printed, unit_of(kind)),
+            "share": "" if math.isnan(share) else f"{share:.0%}",
+            "ridge (FLOP/byte)": "" if kind == COPY or seen.why or copy.why else f"{seen.mid / copy.mid:.3g}",
+        }
 
-def as_printed(x: float, unit: str) -> str:
-    """A maker's figure with its own digits: 989.5 TFLOP/s, where `quantity` would round."""
-    factor, name = step_of(x, unit)
-    return f"{x / factor:,.6g} {name}"
-
-
-def _printed(gpu: Gpu | None, kind: str) -> float:
-    if gpu is None:
-        return math.nan
-    return gpu.bytes_per_s if kind == COPY else gpu.peaks.get(kind, math.nan)
+    def html(self) -> str:
+        return table(self.rows()) + paragraph(self.sheet.sentence) + table([], [self.result.provenance])

@@ -1,21 +1,22 @@
 """What automatic mixed precision does: which operator runs in which dtype, what is cast, what stays float32.
 
-Everything here is counted, not timed, by a mode that sits below autocast and sees what really runs.
+That is counted, not timed, by a mode that sits below autocast and sees what really runs. Last, TF32: float32
+matrix products on tensor cores, off by default, and how much of a step they are.
 """
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perflab.bench import machine
+from perflab.bench import machine, timing
 from perflab.bench.units import quantity
 from perflab.errors import PerflabError
-from perflab.launch import given
 
 from . import work
 
@@ -37,9 +38,11 @@ class Dtypes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.calls: dict[tuple[str, str, str], int] = {}
+        self.calls: Counter[tuple[str, str, str]] = Counter()
         self.casts = 0
-        self.copies: dict[tuple, int] = {}  # 16-bit copies of parameters, by what they are copies of
+        self.copies: dict[tuple, int] = {}  # bytes of 16-bit copies of parameters, by what they are copies of
+        self.saved: dict[tuple, int] = {}  # bytes that autograd saves, each piece of memory once
+        self.parameter_bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -48,7 +51,7 @@ class Dtypes(TorchDispatchMode):
         name = func._overloadpacket.__name__
         if (work.made_by(inputs, outputs) or func._schema.is_mutable) and "empty" not in name:
             key = (name, _floats(inputs), _floats(outputs))
-            self.calls[key] = self.calls.get(key, 0) + 1
+            self.calls[key] += 1
             self._cast(key, inputs, outputs)
         return out
 
@@ -61,7 +64,7 @@ class Dtypes(TorchDispatchMode):
 
     @property
     def operators(self) -> int:
-        return sum(self.calls.values())
+        return self.calls.total()
 
 
 def _floats(some) -> str:
@@ -94,33 +97,22 @@ class Audit:
     copy_bytes: int
     saved_bytes: tuple[int, int]
     note: str = ""
-    parameter_dtypes: tuple[str, str] = field(default=("", ""))
 
     @property
     def casts_share(self) -> float:
         """Casts over all operators that ran, casts included."""
         return self.casts / self.operators
 
-    def dtypes_of(self, operator: str) -> str:
-        """The dtypes that an operator read, such as "float32"; "" if it did not run. Casts have their own."""
-        return " + ".join(sorted({d for r in self.ran if r.operator == operator for d in r.reads.split(" + ")}))
-
     def rows(self) -> dict[str, dict]:
         """Columns for `observe`: reads, writes and calls, by operator; the casts are its last rows."""
-        ordered = sorted(self.ran, key=lambda r: r.operator == "_to_copy")
-        several = {r.operator for r in ordered if sum(o.operator == r.operator for o in ordered) > 1}
-        names = [f"{r.operator}, {r.reads}" if r.operator in several else r.operator for r in ordered]
-        return {
-            n: {"reads": r.reads, "writes": r.writes, "calls": r.calls} for n, r in zip(names, ordered, strict=True)
-        }
+        variants = Counter(r.operator for r in self.ran)
+        rows = {}
+        for r in sorted(self.ran, key=lambda r: r.operator == "_to_copy"):
+            name = f"{r.operator}, {r.reads}" if variants[r.operator] > 1 else r.operator
+            rows[name] = {"reads": r.reads, "writes": r.writes, "calls": r.calls}
+        return rows
 
-    def table(self):
-        """The rows as a pandas DataFrame: operator, reads, writes, calls."""
-        import pandas as pd
-
-        return pd.DataFrame([vars(r) for r in self.ran], columns=["operator", "reads", "writes", "calls"])
-
-    def __str__(self):
+    def __repr__(self):
         before, inside = (quantity(n, "bytes") for n in self.parameter_bytes)
         plain, low = (quantity(n, "bytes") for n in self.saved_bytes)
         lines = [
@@ -131,8 +123,6 @@ class Audit:
             *(f"  {r.operator}: reads {r.reads}, writes {r.writes}, {r.calls}x" for r in self.ran),
         ]
         return "\n".join(lines + [f"  {self.note}"] * bool(self.note))
-
-    __repr__ = __str__
 
 
 CPU_NOTE = (
@@ -147,9 +137,9 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
     `call` is a model or a function, its inputs in float32. `device` is that of the inputs or parameters
     unless given. Random numbers are drawn three times. Raises PerflabError for what cannot be audited.
     """
-    given.check("audit", call, inputs)
-    _castable(dtype)
-    parameters = _parameters(call)
+    if dtype not in LOW:
+        raise PerflabError(f"autocast casts to bfloat16 or float16, not to {_plain(dtype)}: dtype=torch.bfloat16.")
+    parameters = list(call.parameters()) if isinstance(call, torch.nn.Module) else []
     if any(p.dtype in LOW for p in parameters):
         raise PerflabError("The model's parameters are 16-bit already: give autocast a float32 model, without .to().")
     device = str(device or next((t.device.type for t in [*work.tensors(inputs), *parameters]), "cpu")).split(":")[0]
@@ -157,9 +147,9 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
         raise PerflabError(f"audit cannot look at autocast on {device}: {why}.")
     if torch.is_autocast_enabled(device):
         raise PerflabError("audit turns autocast on by itself: call it outside of torch.autocast.")
-    plain, plain_saved, _ = _seen(call, inputs, parameters, contextlib.nullcontext())
-    cached, saved, inside = _seen(call, inputs, parameters, torch.autocast(device, dtype))
-    uncached, *_ = _seen(call, inputs, parameters, torch.autocast(device, dtype, cache_enabled=False))
+    plain = _seen(call, inputs, parameters, contextlib.nullcontext())
+    cached = _seen(call, inputs, parameters, torch.autocast(device, dtype))
+    uncached = _seen(call, inputs, parameters, torch.autocast(device, dtype, cache_enabled=False))
     if not cached.operators:
         raise PerflabError("audit saw no operator: give it the eager model or function, not one captured in a graph.")
     return Audit(
@@ -170,81 +160,99 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
         cached.operators,
         cached.casts,
         uncached.casts,
-        (sum(p.nbytes for p in parameters), inside[0]),
+        (plain.parameter_bytes, cached.parameter_bytes),
         sum(cached.copies.values()),
-        (plain_saved, saved),
+        (sum(plain.saved.values()), sum(cached.saved.values())),
         CPU_NOTE if device == "cpu" else "",
-        (_floats(parameters), inside[1]),
     )
 
 
-def _castable(dtype):
-    if dtype not in LOW:
-        raise PerflabError(f"autocast casts to bfloat16 or float16, not to {_plain(dtype)}: dtype=torch.bfloat16.")
-
-
-def _parameters(call) -> list[torch.Tensor]:
-    return list(call.parameters()) if isinstance(call, torch.nn.Module) else []
-
-
-def _seen(call, inputs, parameters, region) -> tuple[Dtypes, int, tuple[int, str]]:
-    with region, Dtypes() as seen, _saved(parameters) as saved:
-        result = call(*inputs)
-        inside = sum(p.nbytes for p in parameters), _floats(parameters)
-    del result
-    return seen, saved.nbytes, inside
-
-
-class _Saved:
-    def __init__(self):
-        self.views: dict[tuple, int] = {}
-        self.held: list[torch.Tensor] = []  # so that no memory is used twice
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self.views.values())
-
-
-@contextlib.contextmanager
-def _saved(parameters) -> Iterator[_Saved]:
-    """What autograd saves in here, each piece of memory once; parameters are there anyway."""
-    saved, theirs = _Saved(), {view[0] for view in work.views_of(parameters)}
+def _seen(call, inputs, parameters, region) -> Dtypes:
+    seen, held = Dtypes(), []  # so that no memory is used twice
+    theirs = {view[0] for view in work.views_of(parameters)}  # they are there anyway
 
     def pack(t):
-        saved.views |= {view: n for view, n in work.views_of([t]).items() if view[0] not in theirs}
-        saved.held.append(t)
+        held.append(t)
+        seen.saved |= {view: n for view, n in work.views_of([t]).items() if view[0] not in theirs}
         return t
 
-    with saved_tensors_hooks(pack, lambda t: t):
-        yield saved
-    saved.held.clear()
+    with region, seen, saved_tensors_hooks(pack, lambda t: t):
+        call(*inputs)
+        seen.parameter_bytes = sum(p.nbytes for p in parameters)
+    return seen
 
 
 def after_a_step(model: torch.nn.Module, *inputs, dtype: torch.dtype | None = None) -> dict[str, float | str]:
     """Columns for `observe`: dtype and bytes of parameters, gradients and AdamW's state after one step.
 
-    Runs a copy of the model; under autocast to `dtype`, or without where that is None. Raises PerflabError for
-    a model that no step could train.
+    Trains a copy of the model; under autocast to `dtype`, or without where that is None.
     """
-    given.check("after_a_step", model, inputs)
-    if not any(p.requires_grad for p in _parameters(model)):
-        raise PerflabError("after_a_step needs a model with parameters to train: this has none.")
-    if dtype is not None:
-        _castable(dtype)
     mine = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(mine.parameters())
     device = next(mine.parameters()).device.type
-    region = contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype)
-    with region:
-        loss = sum(t.float().pow(2).mean() for t in work.tensors(mine(*inputs)))
+    with torch.autocast(device, dtype, enabled=dtype is not None):
+        loss = mine(*inputs).float().pow(2).mean()
     loss.backward()
     optimizer.step()
+    parameters = list(mine.parameters())
     parts = {
-        "parameter": list(mine.parameters()),
-        "gradient": [p.grad for p in mine.parameters() if p.grad is not None],
-        "state": [t for s in optimizer.state.values() for t in work.tensors(s) if t.dim()],  # not the step counts
+        "parameter": parameters,
+        "gradient": [p.grad for p in parameters if p.grad is not None],
+        "state": [t for t in work.tensors(list(optimizer.state.values())) if t.dim()],  # not the step counts
     }
     columns: dict[str, float | str] = {}
     for name, some in parts.items():
         columns |= {f"{name}s": _floats(some), f"{name}_bytes": sum(t.nbytes for t in some)}
     return columns
+
+
+# -- TF32
+
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "matmul"}
+
+
+@contextlib.contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """torch.set_float32_matmul_precision(name) for the time of a `with`: "high" lets float32 products use TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class Named(TorchDispatchMode):
+    """Puts each matrix product on float32 under a name that the profiler shows."""
+
+    name = "perflab float32 product"
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        first = next((t for t in work.tensors(args)), None)
+        product = func._overloadpacket.__name__ in PRODUCTS and first is not None and first.dtype == torch.float32
+        with torch.profiler.record_function(self.name) if product else contextlib.nullcontext():
+            return func(*args, **(kwargs or {}))
+
+
+def float32_products(step: Callable[[], object]) -> tuple[float, float]:
+    """(products_share, busy_share) of a step on a CUDA device.
+
+    Both are read from one trace of torch.profiler, which slows the host and not the kernels: from two, clocks that
+    changed between them could make a share above one. The second is over the time of the step unprofiled. nan
+    where the profiler sees no device. Raises PerflabError without a CUDA device.
+    """
+    if why := machine.missing("cuda"):
+        raise PerflabError(f"float32_products reads a CUDA device's time: {why}.")
+    step()
+    wall_s = min(timing.wall(step, blocks=5)[0])
+    with timing.profiler() as seen, Named():
+        step()
+        torch.cuda.synchronize()
+    return shares(seen.events(), wall_s)
+
+
+def shares(events, wall_s: float) -> tuple[float, float]:
+    """(products_share, busy_share) from the profiler's events of a step that takes `wall_s` unprofiled."""
+    busy_s, host = timing.worked(events), torch.autograd.DeviceType.CPU
+    products_us = sum(e.device_time_total for e in events if e.name == Named.name and e.device_type == host)
+    return min(products_us / 1e6 / busy_s, 1.0), busy_s / wall_s  # two kernels may overlap by their ends

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 import ipywidgets as widgets
 
-from perflab.bench.units import digits, quantity
+from perflab.bench.units import digits, on_axis, quantity
 from perflab.errors import PerflabError
 from perflab.show import style
 from perflab.show.explorer import Explorer
 
-from .gpus import FORMATS, Gpu, known
+from .gpus import FORMATS, Gpu, Roofs, known
 from .operators import OPERATORS
-from .peaks import Roofs
-from .work import Operator as Counted
+from .work import OperatorWork
 
 ARITHMETIC, BANDWIDTH, OVERHEAD = "arithmetic", "bandwidth", "overhead"
 
@@ -43,7 +42,7 @@ class Placed:
     cached: bool
 
 
-def place(work: Counted, roofs: Roofs | Gpu, dtype: str, overhead_s: float = 0.0) -> Placed:
+def place(work: OperatorWork, roofs: Roofs, dtype: str, overhead_s: float = 0.0) -> Placed:
     """Which limit holds for `work` (FLOPs and bytes) under the copy's roof and the arithmetic roof of `dtype`.
 
     overhead_s: what starting the call takes, however small it is. Raises PerflabError where the device has
@@ -51,7 +50,7 @@ def place(work: Counted, roofs: Roofs | Gpu, dtype: str, overhead_s: float = 0.0
     """
     if dtype not in roofs.peaks:
         raise PerflabError(f"{roofs.name} has no roof for {dtype}: it has {', '.join(roofs.peaks) or 'none'}.")
-    moved = work.bytes_read + work.bytes_written
+    moved = work.moved_bytes
     needs = {
         ARITHMETIC: (work.flops / roofs.peaks[dtype], f"its FLOPs at the {dtype} roof"),
         BANDWIDTH: (moved / roofs.bytes_per_s, "its bytes at the roof of a copy"),
@@ -64,16 +63,15 @@ def place(work: Counted, roofs: Roofs | Gpu, dtype: str, overhead_s: float = 0.0
     return Placed(regime, bound_s, bound_by, *(s for s, _ in needs.values()), intensity, roofs.ridge(dtype), fits)
 
 
-def across(calls: Mapping[str, tuple[Counted, str]], cards: Mapping[str, Gpu] | None = None):
+def across(calls: Mapping[str, tuple[OperatorWork, str]]):
     """The same calls on other roofs, as printed: a pandas DataFrame with a row a card.
 
     calls: by name, what is counted and the format of its arithmetic. An empty cell: no such figure is printed.
     """
     import pandas as pd
 
-    cards = known() if cards is None else cards
     rows = {}
-    for name, card in cards.items():
+    for name, card in known().items():
         rows[name] = {"bytes/s": quantity(card.bytes_per_s, "bytes/s")}
         for call, (work, dtype) in calls.items():
             placed = place(work, card, dtype) if dtype in card.peaks else None
@@ -86,7 +84,7 @@ def across(calls: Mapping[str, tuple[Counted, str]], cards: Mapping[str, Gpu] | 
 
 
 @dataclass(frozen=True)
-class Point:
+class Reached:
     """One operator in the picture: FLOP per byte moved, and the FLOP/s that it reached."""
 
     name: str
@@ -98,7 +96,7 @@ class Point:
 LEFT, RIGHT = 0.03, 3e4  # FLOP per byte
 
 
-def _roof(ax, roofs: Roofs | Gpu, kinds: Sequence[str], colour: str, dashed: str, named: bool) -> None:
+def _roof(ax, roofs: Roofs, kinds: Sequence[str], colour: str, dashed: str, named: bool) -> None:
     """The slope of the copy and a flat line a format; formats at the same height share a name."""
     top = max(roofs.peaks[k] for k in kinds)
     ax.plot([LEFT, top / roofs.bytes_per_s], [LEFT * roofs.bytes_per_s, top], color=colour, linestyle=dashed)
@@ -107,11 +105,16 @@ def _roof(ax, roofs: Roofs | Gpu, kinds: Sequence[str], colour: str, dashed: str
         ax.plot([peak / roofs.bytes_per_s, RIGHT], [peak, peak], color=colour, linestyle=dashed, linewidth=1.2)
     for level in _levels(roofs, kinds) if named else ():
         height = max(roofs.peaks[k] for k in level)
-        where = {"textcoords": "offset points", "color": colour, "fontsize": 9, "va": "center"}
-        ax.annotate(", ".join(level), (RIGHT, height), (4, 0), annotation_clip=False, **where)
+        _named(ax, ", ".join(level), height, (4, 0), colour, va="center")
 
 
-def _levels(roofs: Roofs | Gpu, kinds: Sequence[str]) -> list[list[str]]:
+def _named(ax, text: str, height: float, offset: tuple[int, int], colour: str, **align: str):
+    """Text at the right end of a roof."""
+    where = {"textcoords": "offset points", "annotation_clip": False, "color": colour, "fontsize": 9}
+    ax.annotate(text, (RIGHT, height), offset, **where, **align)
+
+
+def _levels(roofs: Roofs, kinds: Sequence[str]) -> list[list[str]]:
     """Formats in order of their peaks, those within a factor of 1.5 together: their names would overlap."""
     levels: list[list[str]] = []
     for kind in sorted(kinds, key=lambda k: roofs.peaks[k]):
@@ -122,7 +125,7 @@ def _levels(roofs: Roofs | Gpu, kinds: Sequence[str]) -> list[list[str]]:
     return levels
 
 
-def _axes(ax, roofs: Sequence[Roofs | Gpu], points: Sequence[Point]):
+def _axes(ax, roofs: Sequence[Roofs], points: Sequence[Reached]):
     top = max(max(r.peaks.values()) for r in roofs)
     low = min([LEFT * min(r.bytes_per_s for r in roofs), *(p.flops_per_s for p in points)])
     ax.set_xscale("log")
@@ -130,23 +133,15 @@ def _axes(ax, roofs: Sequence[Roofs | Gpu], points: Sequence[Point]):
     ax.set_xlim(LEFT, RIGHT)
     ax.set_ylim(low / 3, top * 5)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
-    ax.yaxis.set_major_formatter(lambda y, _: _short(y))
+    ax.yaxis.set_major_formatter(lambda y, _: on_axis(y))
     ax.minorticks_off()
     ax.set_xlabel("FLOP per byte moved")
     ax.set_ylabel("FLOP/s")
 
 
-def _short(y: float) -> str:
-    """A power of ten as an axis shows it: "100 G"."""
-    for factor, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if y >= 0.99 * factor:
-            return f"{y / factor:,.0f} {letter}"
-    return f"{y:g}"
-
-
 @style.styled
 def picture(
-    here: Roofs, lines: Sequence[Sequence[Point]] = (), printed: Gpu | None = None, beside: Sequence[Roofs] = ()
+    here: Roofs, lines: Sequence[Sequence[Reached]] = (), printed: Gpu | None = None, beside: Sequence[Roofs] = ()
 ) -> style.Picture:
     """Measured roofs solid, printed ones dashed, other machines grey by name; operators as named points.
 
@@ -159,13 +154,10 @@ def picture(
     own = style.HERE if here.measured_here else style.RECORDED
     for other in beside:
         _roof(ax, other, ["fp32"], style.RECORDED, "-", named=False)
-        where = {"textcoords": "offset points", "color": style.RECORDED, "fontsize": 9, "ha": "right"}
-        ax.annotate(f"{other.name}, fp32", (RIGHT, other.peaks["fp32"]), (-2, 3), **where)
+        _named(ax, f"{other.name}, fp32", other.peaks["fp32"], (-2, 3), style.RECORDED, ha="right")
     if printed and (kinds := [k for k in printed.peaks if k in here.peaks]):
         _roof(ax, printed, kinds, style.BOUND, "--", named=False)
-        top = max(printed.peaks[k] for k in kinds)
-        where = {"textcoords": "offset points", "color": style.BOUND, "fontsize": 9, "ha": "right"}
-        ax.annotate("printed", (RIGHT, top), (-2, 3), **where)
+        _named(ax, "printed", max(printed.peaks[k] for k in kinds), (-2, 3), style.BOUND, ha="right")
     _roof(ax, here, list(here.peaks), own, "-", named=True)
     _axes(ax, [here, *beside, *([printed] if printed else [])], [p for line in lines for p in line])
     _operators(ax, lines)
@@ -178,7 +170,7 @@ def picture(
     )
 
 
-def _operators(ax, lines: Sequence[Sequence[Point]]):
+def _operators(ax, lines: Sequence[Sequence[Reached]]):
     """Points joined by operator; names stacked in the empty corner below the roofs, with a line to each."""
     low, high = (math.log10(y) for y in ax.get_ylim())
     ordered = sorted(lines, key=lambda line: line[0].flops_per_s)
@@ -202,7 +194,7 @@ def explore_roofline(here: Roofs | None = None, overhead_s: float = 5e-6) -> Exp
     here: the measured roofs of this machine, offered beside the printed ones of data/gpus.toml. overhead_s:
     what starting a call takes, taken to be the same on all of them.
     """
-    devices: dict[str, Roofs | Gpu] = ({"this machine": here} if here else {}) | known()
+    devices: dict[str, Roofs] = ({"this machine": here} if here else {}) | known()
 
     def draw(ax, device: str, dtype: str, operator: str, n: int) -> str:
         roofs, kind = devices[device], OPERATORS[operator]
@@ -213,7 +205,7 @@ def explore_roofline(here: Roofs | None = None, overhead_s: float = 5e-6) -> Exp
             return f"No {kind.roof(dtype)} roof is {source} for {device}: it has {', '.join(roofs.peaks)}."
         work = kind.work(n, n, dtype)
         placed = place(work, roofs, kind.roof(dtype), overhead_s)
-        point = Point(operator, placed.intensity, work.flops / placed.bound_s)
+        point = Reached(operator, placed.intensity, work.flops / placed.bound_s)
         _roof(ax, roofs, list(roofs.peaks), "#a0a0a0", "-", named=True)
         _roof(ax, roofs, [kind.roof(dtype)], style.BOUND, "--" if source == "printed" else "-", named=False)
         _axes(ax, [roofs], [point])

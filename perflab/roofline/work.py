@@ -10,17 +10,15 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from perflab.bench.units import digits, quantity
 from perflab.errors import PerflabError
-from perflab.launch import given
 
 from . import flops
 
@@ -32,13 +30,21 @@ _PUTS = {"index_put", "scatter", "scatter_add", "index_add", "index_copy"}
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorWork:
     """All calls of one operator together."""
 
     calls: int = 0
     flops: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+
+    def __add__(self, other: "OperatorWork") -> "OperatorWork":
+        return OperatorWork(
+            self.calls + other.calls,
+            self.flops + other.flops,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+        )
 
     @property
     def moved_bytes(self) -> int:
@@ -51,50 +57,38 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Work(Operator):
+class Work(OperatorWork):
     """The work of one call: FLOPs, bytes read and written, FLOPs per byte moved (`intensity`).
 
     The bytes are summed over operators, as if each fetched its inputs from memory and put its outputs
-    back: the traffic without fusion and without caches. `fused_bytes` is the other end: what comes from
-    outside, read once, and what is left at the end (results, gradients, changed parameters), written once.
-    `unknown` names operators whose FLOPs are not in `flops`, with the reason. `operators` is the same by
-    operator.
+    back: the traffic without fusion and without caches. `unknown` names operators whose FLOPs are not in
+    `flops`, with the reason. `operators` is the same by operator.
     """
 
     unknown: tuple[str, ...] = ()
-    fused_bytes: int = 0
-    operators: dict[str, Operator] = field(default_factory=dict)
-
-    @property
-    def fused_intensity(self) -> float:
-        """FLOPs per byte if all operators were one: the most that fusion can reach."""
-        return self.flops / self.fused_bytes if self.fused_bytes else math.nan
+    operators: dict[str, OperatorWork] = field(default_factory=dict)
 
     def table(self):
         """A pandas DataFrame, a row an operator: calls, flops, bytes_read, bytes_written, intensity."""
         import pandas as pd
 
-        rows = [(name, o.calls, o.flops, o.bytes_read, o.bytes_written, o.intensity) for name, o in self._sorted()]
+        ordered = sorted(self.operators.items(), key=lambda item: (-item[1].moved_bytes, item[0]))
         columns = ["operator", "calls", "flops", "bytes_read", "bytes_written", "intensity"]
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(
+            [{"operator": name, **vars(o), "intensity": o.intensity} for name, o in ordered], None, columns
+        )
 
-    def _sorted(self):
-        return sorted(self.operators.items(), key=lambda item: (-item[1].moved_bytes, item[0]))
-
-    def __str__(self):
+    def __repr__(self):
         """Work of 1 operator: 275 GFLOP, intensity 683 FLOP/byte
-        reads 256 MiB, writes 128 MiB; if all were fused 384 MiB, 683 FLOP/byte
+        reads 256 MiB, writes 128 MiB
         """
         flops = f"{self.flops:,} FLOP" if self.flops < 1e6 else quantity(self.flops, "flops")
+        plural = "s" * (self.calls != 1)
         lines = [
-            f"Work of {self.calls:,} operator{'s' * (self.calls != 1)}: {flops}, "
-            f"intensity {digits(self.intensity)} FLOP/byte",
-            f"  reads {quantity(self.bytes_read, 'bytes')}, writes {quantity(self.bytes_written, 'bytes')}; if all "
-            f"were fused {quantity(self.fused_bytes, 'bytes')}, {digits(self.fused_intensity)} FLOP/byte",
+            f"Work of {self.calls:,} operator{plural}: {flops}, intensity {digits(self.intensity)} FLOP/byte",
+            f"  reads {quantity(self.bytes_read, 'bytes')}, writes {quantity(self.bytes_written, 'bytes')}",
         ]
         return "\n".join([*lines, *(f"  not in the FLOPs: {what}" for what in self.unknown)])
-
-    __repr__ = __str__
 
 
 def counted(call: Callable, *inputs, **options) -> Work:
@@ -104,18 +98,24 @@ def counted(call: Callable, *inputs, **options) -> Work:
     that torch.compile made runs eager for the time of the count. A step that changes parameters does change
     them. Raises PerflabError where no operator was seen, as inside a CUDA graph.
     """
-    given.check("counted", call, inputs, options)
-    traffic = Traffic()
+    seen = Counting()
     products = flop_counter.FlopCounterMode(display=False, custom_mapping=_missing_formulas())
-    with _eager(), traffic, products:
-        result = call(*inputs, **options)
-    if not traffic.seen:
+    with _eager(), seen, products:
+        call(*inputs, **options)
+    if not seen.operators:
         raise PerflabError("counted saw no operator: give it the eager model or function, not one captured in a graph.")
-    returned = traffic.returned(result)
-    del result  # and with it what was saved for a backward pass
-    by_packet = products.get_flop_counts().get("Global", {})
-    by_name = {str(packet): int(n) for packet, n in by_packet.items()}
-    return traffic.work(returned, by_name, {str(packet) for packet in products.flop_registry})
+    for packet, n in products.get_flop_counts().get("Global", {}).items():
+        name = str(packet)
+        if name in seen.operators:
+            seen.operators[name] += OperatorWork(flops=int(n))
+    known = {str(packet) for packet in products.flop_registry}
+    unknown = (
+        f"{name}, {n} call{'s' * (n != 1)}: no formula for it"
+        for name, n in sorted(seen.without.items())
+        if name not in known
+    )
+    total = sum(seen.operators.values(), OperatorWork())
+    return Work(**vars(total), unknown=tuple(unknown), operators=seen.operators)
 
 
 def _missing_formulas() -> dict:
@@ -123,18 +123,13 @@ def _missing_formulas() -> dict:
 
     They are torch's own, those of its other attention kernels: the two matrix products, and five backward.
     """
-    name = "_scaled_dot_product_flash_attention_for_cpu"
-    pairs = {name: _attention, f"{name}_backward": _attention_backward}
-    packets = {getattr(torch.ops.aten, n): f for n, f in pairs.items() if hasattr(torch.ops.aten, n)}
-    return {p: f for p, f in packets.items() if p not in flop_counter.flop_registry}
-
-
-def _attention(query, key, value, *_, **__) -> int:
-    return flop_counter.sdpa_flop_count(query, key, value)
-
-
-def _attention_backward(grad, query, key, value, *_, **__) -> int:
-    return flop_counter.sdpa_backward_flop_count(grad, query, key, value)
+    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    formulas = {
+        kernel: lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q, k, v),
+        f"{kernel}_backward": lambda grad, q, k, v, *_, **__: flop_counter.sdpa_backward_flop_count(grad, q, k, v),
+    }
+    packets = {getattr(torch.ops.aten, name): formula for name, formula in formulas.items()}
+    return {packet: formula for packet, formula in packets.items() if packet not in flop_counter.flop_registry}
 
 
 @contextlib.contextmanager
@@ -176,89 +171,64 @@ def views_of(some: Iterable[torch.Tensor]) -> dict[tuple, int]:
     return {(_storage(t), t.storage_offset(), _dimensions(t)): distinct_bytes(t) for t in some}
 
 
-class Traffic(TorchDispatchMode):
+class Counting(TorchDispatchMode):
     """Sees each operator below autograd and autocast, with its real inputs and outputs."""
 
     supports_higher_order_operators = True
 
     def __init__(self):
         super().__init__()
-        self.seen: dict[str, Operator] = {}
-        self._without: Counter[str] = Counter()  # calls of operators that the table does not hold
-        # Storages made during the call, and their bytes. The weak reference also keeps the key from being used again.
-        self._born: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._from_outside: dict[tuple, int] = {}  # bytes by view
-        self._to_outside: dict[tuple, int] = {}
+        self.operators: dict[str, OperatorWork] = {}
+        self.without: Counter[str] = Counter()  # calls of operators that the table of FLOPs does not hold
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not isinstance(func, torch._ops.OpOverload):
-            self._without[str(func)] += 1
+            self.without[str(func)] += 1
         elif func.namespace != "profiler":
-            self._see(func, args, kwargs, out)
+            moved = traffic(func, args, kwargs, out)
+            if moved is not None:
+                self._add(str(func._overloadpacket), args, kwargs, tensors(out), moved)
         return out
 
-    def _see(self, func, args, kwargs, out):
-        name = str(func._overloadpacket)
-        base = flops.base_name(name)
-        inputs, outputs = tensors([args, kwargs]), tensors(out)
-        changed, overwritten = _changed(func, args, kwargs)
-        made = made_by(inputs, outputs)
-        if not made and not changed and (outputs or base not in _READS_ONLY):
-            return  # a view, or a question about a shape
-        if base in _OVERWRITES:
-            overwritten = changed
-        reads = views_of(t for t in inputs if not any(t is o for o in overwritten))
-        writes = views_of([*made, *changed])
-        if base.endswith("_like") or base.startswith("new_"):
-            reads = {}  # these look at a shape only
-        if base in _ALLOCATES:
-            reads, writes = {}, {}
-        elif base in _PICKS:  # no more of the first input is read than is picked from it
-            picked = max(t.numel() for t in [*outputs, *(t for t in inputs if not t.is_floating_point())])
-            first = next(iter(reads))
-            reads[first] = min(reads[first], picked * inputs[0].element_size())
-        elif base in _PUTS:
-            put = max((t.nbytes for t in inputs[1:]), default=0)
-            writes = {view: min(n, put) for view, n in writes.items()}
-        own_flops = 0
-        if any(t.is_complex() for t in [*inputs, *outputs]):
-            self._without[f"{name} of complex numbers"] += 1
-        if flops.floating([*inputs, *outputs]):
-            found = flops.flops_of(name, args, kwargs, outputs)
-            own_flops = found or 0
-            self._without[name] += found is None
-        self._add(name, own_flops, reads, writes)
-        self._born |= {_storage(t): (StorageWeakRef(t.untyped_storage()), distinct_bytes(t)) for t in made}
-        for views, outside in ((reads, self._from_outside), (writes, self._to_outside)):
-            outside |= {v: max(n, outside.get(v, 0)) for v, n in views.items() if v[0] not in self._born}
+    def _add(self, name: str, args, kwargs, outputs: list[torch.Tensor], moved: tuple[int, int]):
+        touched = [*tensors([args, kwargs]), *outputs]
+        done = 0
+        if any(t.is_complex() for t in touched):
+            self.without[f"{name} of complex numbers"] += 1
+        if any(t.is_floating_point() for t in touched):
+            done = flops.flops_of(name, args, kwargs, outputs)
+            if done is None:
+                self.without[name] += 1
+        self.operators[name] = self.operators.get(name, OperatorWork()) + OperatorWork(1, done or 0, *moved)
 
-    def _add(self, name: str, flops: int, reads: dict, writes: dict):
-        o = self.seen.get(name, Operator())
-        read, written = o.bytes_read + sum(reads.values()), o.bytes_written + sum(writes.values())
-        self.seen[name] = Operator(o.calls + 1, o.flops + flops, read, written)
 
-    def returned(self, result) -> dict[int, int]:
-        """Bytes of what the call made and returned, by storage."""
-        return {view[0]: n for view, n in views_of(tensors(result)).items() if view[0] in self._born}
-
-    def work(self, returned: dict[int, int], products: dict[str, int], registry: set[str]) -> Work:
-        """The sum. `products` is torch's count by operator, `registry` names what torch has formulas for.
-
-        Call it once the result is let go of: what was made and still lives is gradients and state.
-        """
-        kept = {k: n for k, (ref, n) in self._born.items() if not ref.expired()} | returned
-        fused_bytes = sum(map(sum, (d.values() for d in (self._from_outside, self._to_outside, kept))))
-        operators = {name: replace(o, flops=o.flops + products.get(name, 0)) for name, o in self.seen.items()}
-        unknown = tuple(
-            f"{name}, {n} call{'s' * (n != 1)}: no formula for it"
-            for name, n in sorted(self._without.items())
-            if n and name not in registry
-        )
-        columns = ("calls", "flops", "bytes_read", "bytes_written")
-        totals = [sum(getattr(o, column) for o in operators.values()) for column in columns]
-        return Work(*totals, unknown=unknown, fused_bytes=fused_bytes, operators=operators)
+def traffic(func, args, kwargs, out) -> tuple[int, int] | None:
+    """Bytes that one operator reads and writes; None for a view, or a question about a shape."""
+    name = flops.base_name(str(func._overloadpacket))
+    inputs, outputs = tensors([args, kwargs]), tensors(out)
+    made = made_by(inputs, outputs)
+    changed, overwritten = _changed(func, args, kwargs)
+    if not made and not changed and (outputs or name not in _READS_ONLY):
+        return None
+    if name in _ALLOCATES:
+        return 0, 0
+    if name in _OVERWRITES:
+        overwritten = changed
+    reads = views_of(t for t in inputs if not any(t is o for o in overwritten))
+    writes = views_of([*made, *changed])
+    if name.endswith("_like") or name.startswith("new_"):  # these look at a shape only
+        reads = {}
+    elif name in _PICKS:  # no more of the first input is read than is picked from it
+        indices = [t for t in inputs if not t.is_floating_point()]
+        picked = max(t.numel() for t in [*outputs, *indices])
+        first = next(iter(reads))
+        reads[first] = min(reads[first], picked * inputs[0].element_size())
+    elif name in _PUTS:
+        put = max((t.nbytes for t in inputs[1:]), default=0)
+        writes = {view: min(n, put) for view, n in writes.items()}
+    return sum(reads.values()), sum(writes.values())
 
 
 def made_by(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:

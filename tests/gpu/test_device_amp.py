@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from perflab.bench import machine
 from perflab.bench.timing import random_input
-from perflab.roofline import precision, tf32
+from perflab.roofline import precision
 from perflab.roofline.work import counted
 
 pytestmark = [
@@ -37,8 +37,9 @@ def test_products_run_in_16_bits_and_what_sums_or_exponentiates_in_float32(dtype
     seen = precision.audit(*normalised(), dtype=dtype)
     print(f"\n{seen}")
     assert seen.device == "cuda" and seen.note == ""
-    assert seen.dtypes_of("addmm") == low
-    assert [seen.dtypes_of(name) for name in ("native_layer_norm", "_softmax", "gelu")] == ["float32"] * 3
+    reads = {(r.operator, r.reads) for r in seen.ran if r.operator != "_to_copy"}
+    assert reads >= {("addmm", low), ("native_layer_norm", "float32"), ("_softmax", "float32")}
+    assert {dtype for name, dtype in reads if name == "gelu"} == {"float32"}
 
 
 def test_casts_are_those_that_the_lists_ask_for():
@@ -105,7 +106,7 @@ def test_work_counted_on_the_device_is_that_on_the_processor():
     print(f"\n{here}\n{there}")
     assert here.operators["aten.addmm"] == there.operators["aten.addmm"]
     assert here.operators["aten.mm"] == there.operators["aten.mm"]
-    assert (here.flops, here.fused_bytes) == (there.flops, there.fused_bytes)
+    assert here.flops == there.flops
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
@@ -163,7 +164,7 @@ def test_tf32_changes_a_product_inside_and_not_after():
         return ((a @ b).double() - exact).abs().max().item()
 
     before = error()
-    with tf32.tf32():
+    with precision.matmul_precision("high"):
         inside = error()
     print(f"\nlargest error: float32 {before:.2g}, TF32 {inside:.2g}")
     assert inside > 20 * before and error() == before
@@ -182,13 +183,12 @@ def trained(width, batch, region=None):
 
 
 @pytest.mark.parametrize(
-    ("step", "advise"),
+    ("step", "much"),
     [((4096, 4096), True), ((4096, 4096, "autocast"), False), ((64, 8), False)],
     ids=["large float32", "16-bit", "tiny"],
 )
-def test_tf32_is_advised_for_large_float32_products_only(step, advise):
-    products, busy = tf32.float32_products(trained(*step))
-    advice = tf32.tf32_advice(products, busy, (9, 0), "highest")
-    print(f"\nproducts {products:.3f}, busy {busy:.3f}: {advice}")
+def test_most_of_a_busy_step_goes_to_float32_products_only_where_they_are_large(step, much):
+    products, busy = precision.float32_products(trained(*step))
+    print(f"\nproducts {products:.3f}, busy {busy:.3f}")
     assert 0 <= products <= 1 and 0 < busy <= 1.2
-    assert advice.advise is advise
+    assert (min(products, busy) > 0.5) is much

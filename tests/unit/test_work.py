@@ -29,11 +29,6 @@ def test_a_matrix_product_is_2mnk_and_moves_its_three_matrices():
     assert not work.unknown and work.calls == 1
 
 
-def test_half_the_bytes_is_twice_the_intensity():
-    a, b = torch.randn(M, K), torch.randn(K, N)
-    assert counted(torch.mm, a.bfloat16(), b.bfloat16()).intensity == 2 * counted(torch.mm, a, b).intensity
-
-
 def test_a_linear_layer_forward_and_backward_is_three_times_forward():
     layer, x = nn.Linear(K, N, bias=False), torch.randn(M, K, requires_grad=True)
     y = torch.randn(M, N)
@@ -116,14 +111,6 @@ def test_elementwise_operators_follow_the_stated_convention(operator, per_elemen
     assert work.flops == per_element * 16 * 32 and not work.unknown
 
 
-def test_the_convention_counts_what_the_formula_of_gelu_asks_for():
-    """x / 2 * (1 + erf(x / sqrt 2)), written out in operators of one step each."""
-    x = torch.randn(64)
-    written = counted(lambda x: x * ((torch.erf(x * 0.7071067811865476) + 1) * 0.5), x)
-    assert written.flops == counted(F.gelu, x).flops
-    assert torch.allclose(x * ((torch.erf(x * 0.7071067811865476) + 1) * 0.5), F.gelu(x), atol=1e-6)
-
-
 def test_integers_do_no_floating_point_work():
     work = counted(lambda x: x * 3 + 1, torch.arange(100))
     assert work.flops == 0 and work.bytes_read == 2 * 800 and not work.unknown
@@ -149,7 +136,6 @@ def test_in_place_writes_where_it_reads():
     x, y = torch.randn(100), torch.randn(100)
     work = counted(lambda: x.add_(y))
     assert (work.bytes_read, work.bytes_written) == (800, 400)
-    assert work.fused_bytes == 1200
     copied = counted(lambda: x.copy_(y))
     assert (copied.bytes_read, copied.bytes_written) == (400, 400)
     filled = counted(lambda: x.fill_(0))
@@ -159,7 +145,7 @@ def test_in_place_writes_where_it_reads():
 def test_out_is_written_and_not_read():
     x, out = torch.randn(100), torch.empty(100)
     work = counted(lambda: torch.add(x, 1, out=out))
-    assert (work.bytes_read, work.bytes_written, work.fused_bytes) == (400, 400, 800)
+    assert (work.bytes_read, work.bytes_written) == (400, 400)
 
 
 def test_an_expanded_tensor_counts_the_bytes_it_has():
@@ -183,20 +169,8 @@ def test_a_new_tensor_of_a_shape_reads_nothing():
     assert counted(torch.empty_like, torch.randn(100)).moved_bytes == 0
 
 
-def test_a_chain_moves_each_intermediate_and_fused_it_moves_the_ends():
-    n = 1000
-    work = counted(lambda x: ((x + 1) * 2).relu(), torch.randn(n))
-    assert work.moved_bytes == 6 * 4 * n and work.fused_bytes == 2 * 4 * n
-    assert work.fused_intensity == 3 * work.intensity
-
-
-def test_gradients_are_a_result_and_saved_activations_are_not():
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Linear(8, 8)), torch.randn(4, 8)
-    parameters = sum(p.nbytes for p in model.parameters())
-    assert counted(model, x).fused_bytes == parameters + 2 * x.nbytes
-    loss = 4
-    step = counted(lambda: model(x).sum().backward())
-    assert 0 <= step.fused_bytes - (2 * parameters + x.nbytes) <= loss
+def test_a_chain_moves_each_intermediate():
+    assert counted(lambda x: ((x + 1) * 2).relu(), torch.randn(1000)).moved_bytes == 6 * 4000
 
 
 def test_an_optimizer_reads_and_writes_its_state():
@@ -209,9 +183,9 @@ def test_an_optimizer_reads_and_writes_its_state():
         optimizer.zero_grad()
 
     step()
-    matrix = 64 * 64 * 4
-    work = counted(step)  # weight and momentum read and written, the gradient made and let go of
-    assert 4 * matrix + x.nbytes <= work.fused_bytes <= 4 * matrix + x.nbytes + 1100
+    work = counted(step)
+    written = {name: o.bytes_written for name, o in work.operators.items() if name.endswith("_")}
+    assert written == {"aten.mul_": 64 * 64 * 4, "aten.add_": 2 * 64 * 64 * 4}  # the momentum; both, the weight last
     assert not work.unknown
 
 
@@ -241,10 +215,7 @@ def test_the_parts_add_up_to_the_whole():
 
 def test_it_prints_itself_with_units():
     text = str(counted(torch.mm, torch.ones(1024, 1024), torch.ones(1024, 1024)))
-    assert text == (
-        "Work of 1 operator: 2.15 GFLOP, intensity 171 FLOP/byte\n"
-        "  reads 8.00 MiB, writes 4.00 MiB; if all were fused 12.0 MiB, 171 FLOP/byte"
-    )
+    assert text == ("Work of 1 operator: 2.15 GFLOP, intensity 171 FLOP/byte\n  reads 8.00 MiB, writes 4.00 MiB")
 
 
 def test_the_call_runs_once_and_an_error_is_its_own():
@@ -265,10 +236,9 @@ def as_nested(x):
     return torch.nested.nested_tensor(list(x))
 
 
-@pytest.mark.parametrize(("call", "word"), [(7, "function or a model"), (lambda: 3, "no operator")])
-def test_what_cannot_be_counted_is_one_sentence(call, word):
-    with pytest.raises(PerflabError, match=word):
-        counted(call)
+def test_what_runs_no_operator_cannot_be_counted():
+    with pytest.raises(PerflabError, match="no operator"):
+        counted(lambda: 3)
 
 
 @pytest.mark.parametrize("made", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, as_nested])
@@ -301,4 +271,4 @@ def test_every_name_of_the_table_is_an_operator_of_torch():
     names = {*flops.PER_ELEMENT, *flops.NO_ARITHMETIC}
     unknown = [n for n in names if not (hasattr(torch.ops.aten, n) or hasattr(torch.ops.aten, f"{n}_"))]
     assert not unknown
-    assert not flops.PER_ELEMENT.keys() & flops.NO_ARITHMETIC.keys()
+    assert not flops.NO_ARITHMETIC.intersection(flops.PER_ELEMENT)
