@@ -26,7 +26,6 @@ _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 _PERFLAB = str(Path(__file__).resolve().parent.parent)
 _STDLIB = sysconfig.get_paths()["stdlib"]
 HOST = ("cpu", "meta")
-LOOPS = ("loops.py", "healthy.py")  # of this room: the code that is looked into
 _WARNS = "synchronizing CUDA operation"  # of torch.cuda.set_sync_debug_mode
 
 # The size of what they return, or a Python number, depends on values that are on the device.
@@ -282,7 +281,7 @@ def _is_cell(file: str) -> bool:
 
 
 def _is_instrument(file: str) -> bool:
-    return file.startswith((_TORCH, _PERFLAB)) and Path(file).name not in LOOPS
+    return file.startswith((_TORCH, _PERFLAB))
 
 
 def is_own(file: str) -> bool:

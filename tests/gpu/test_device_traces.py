@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import record as planted
 import torch
+from trim import trimmed, write
 
 from perflab.bench import machine
 from perflab.bench.profiler import exported
-from perflab.trace import faults, gaps, planted
+from perflab.trace import faults, gaps
 from perflab.trace.read import read
-from perflab.trace.trim import trimmed, write
 
 pytestmark = [
     pytest.mark.gpu,

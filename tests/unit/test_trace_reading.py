@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import record as planted
 import torch
+from trim import trimmed, write
 
 from perflab import PerflabError, paths
 from perflab.bench.profiler import exported
-from perflab.trace import faults, gaps, planted
+from perflab.trace import faults, gaps
 from perflab.trace.events import own_frame, recorded
 from perflab.trace.read import read, short
-from perflab.trace.trim import trimmed, write
 
 TRACES = paths.DATA / "traces"
 MAIN, BACKWARD, LOADER = 100, 101, 102

@@ -1,4 +1,4 @@
-"""Loops with a planted fault each and healthy ones, by name; `python -m perflab.trace.planted OUT` records them."""
+"""Loops with a planted fault each and healthy ones, by name; `python data/traces/record.py OUT` records them."""
 
 import argparse
 import json
@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import healthy
+import loops
 import torch
+from loops import Loop
+from trim import trimmed, write
 
 from perflab.bench.profiler import exported, profiler
-
-from . import faults, healthy, loops
-from .loops import Loop
-from .trim import trimmed, write
+from perflab.trace import faults
 
 WAIT, WARMUP, ACTIVE = 2, 3, 4
 
@@ -67,7 +68,7 @@ def record(plan: Plan, device: str, steps: int = ACTIVE) -> torch.profiler.profi
 def main(arguments: list[str] | None = None) -> int:
     """Writes OUT/<name>.json.gz, trimmed, and OUT/raw/<name>.json.gz, as torch wrote it."""
     plans = FAULTS | HEALTHY
-    parser = argparse.ArgumentParser(prog="python -m perflab.trace.planted", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python data/traces/record.py", description=main.__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(plans)}; all without")
     chosen = parser.parse_args(arguments)

@@ -3,13 +3,12 @@
 import itertools
 
 import torch
+from loops import Loop, rows, size, stack, update
 from torch import nn
 from torch.profiler import record_function as phase
 
 from perflab.bench import timing
 from perflab.errors import PerflabError
-
-from .loops import Loop, rows, size, stack, update
 
 
 def matmuls(device: str) -> Loop:
