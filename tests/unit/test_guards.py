@@ -552,6 +552,7 @@ class Locked(Plain):
             return i
 
 
+@pytest.mark.timed
 def test_a_lock_held_across_the_fork_is_a_hang_that_ends():
     before = set(psutil.Process().children(recursive=True))
     began = time.perf_counter()
@@ -576,6 +577,7 @@ class Dies(Plain):
         return i
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "words"), [(Hangs, "No sample came for 2 s"), (Dies, "died")])
 def test_workers_that_hang_or_die_end_and_are_told(kind, words):

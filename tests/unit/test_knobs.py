@@ -29,8 +29,8 @@ from perflab.loading import inflight
 from perflab.loading.datasets import PACES, Paced
 from perflab.loading.errors import explain_worker_death, explained
 from perflab.loading.exercises_02 import Readings
-from perflab.loading.flight import load_times, queue, waiting
 from perflab.loading.props import Sentences
+from perflab.loading.timelines import load_times, queue, waiting
 from perflab.paths import NOTEBOOKS
 
 FORK = {"multiprocessing_context": "fork"}
@@ -440,6 +440,7 @@ def test_without_variance_more_ahead_gains_nothing_and_with_it_the_wait_goes():
     assert waits(4, 1, in_order=False) < waits(4, 1)
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [("bursty", 1, True), ("bursty", 8, True), ("slow", 2, True), ("bursty", 1, False)])
 def test_the_model_takes_as_long_as_a_real_loader(kind):
@@ -492,11 +493,13 @@ def mended():
     return scope["Mended"]
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 def test_the_solution_of_the_three_faults_is_right(mended):
     assert question("02.1").check(mended).state in ("Correct", "CANNOT TELL")
 
 
+@pytest.mark.timed
 def test_a_half_mended_dataset_hears_what_is_left(mended):
     class Generator(mended):
         def __init__(self, path):
@@ -552,6 +555,7 @@ def test_a_half_mended_dataset_hears_what_is_left(mended):
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("answer", "word"),
     [

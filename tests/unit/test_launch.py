@@ -424,6 +424,7 @@ def in_place(x, w, b):
     return out
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("answer", "word"),
     [
@@ -452,6 +453,7 @@ def test_an_untouched_answer_is_not_yet():
     assert all(question(f"04.{k}").check(...).state == "Not yet" for k in (1, 2, 3))
 
 
+@pytest.mark.timed
 def test_a_result_that_is_kept_by_its_input_is_found_out(monkeypatch):
     timed_as(monkeypatch, 12.0)
     outcome = question("04.1").check(ByAddress())
@@ -474,6 +476,7 @@ def timed_as(monkeypatch, gain: float, spread: float = 0.01):
     monkeypatch.setattr(problems.machine, "device", lambda: "cpu")
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("gain", "spread", "state", "word"),
     [
@@ -498,6 +501,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(problems, "vary", lambda *a, **how: vary(*a, **how | {"budget_s": 0.7}))
 
 
+@pytest.mark.timed
 def test_the_reference_solution_is_fast_enough_on_this_machine(quick):
     outcome = question("04.1").check(solved())
     assert outcome.state in ("Correct", "CANNOT TELL"), outcome
@@ -507,6 +511,7 @@ def test_the_reference_solution_is_fast_enough_on_this_machine(quick):
     assert 20 * left < whole
 
 
+@pytest.mark.timed
 def test_the_model_itself_is_right_and_not_faster(quick):
     outcome = question("04.1").check(problems.heads)
     assert outcome.state in ("Not right", "CANNOT TELL"), outcome

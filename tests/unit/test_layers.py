@@ -102,6 +102,7 @@ def test_a_module_opens_by_saying_what_it_is_for(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("module", ["perflab", "perflab.bench.study", "perflab.loading.images"])
 def test_an_import_pulls_in_nothing_that_draws_and_touches_no_gpu(module):
     probe = (

@@ -123,6 +123,7 @@ def test_amdahl():
         assert outcome.state == "Not right" and outcome.sentence
 
 
+@pytest.mark.timed
 def test_prefetching_right_and_wrong():
     q = question("00.2")
     scope: dict = {}

@@ -437,6 +437,7 @@ def truths(monkeypatch, **flat):
     monkeypatch.setattr(problems, "_measured", lambda: result)
 
 
+@pytest.mark.timed
 def test_the_regimes_are_compared_with_what_the_machine_does(monkeypatch):
     q = question("05.1")
     right = eval(q.problem.solution)
@@ -451,6 +452,7 @@ def test_the_regimes_are_compared_with_what_the_machine_does(monkeypatch):
         assert q.check(answer).state == "Not right" and word in q.check(answer).sentence
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 def test_the_reference_answer_is_never_called_wrong_here(small, note):
     outcome = question("05.1").check(eval(question("05.1").problem.solution))

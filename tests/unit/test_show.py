@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from perflab import vary
-from perflab.loading.supply import explore_supply, steady_step_s, timeline
+from perflab.loading.timelines import explore_supply, queue
 from perflab.show import figures
 from perflab.show.explorer import VIEW, Explorer
 
@@ -109,14 +109,14 @@ def test_the_stable_text_names_every_control_and_range():
 @pytest.mark.parametrize("workers", [0, 1, 2, 5])
 @pytest.mark.parametrize("step_s", [0.01, 0.2])
 def test_the_modelled_time_line_reaches_the_steady_step(workers, step_s):
-    spans = timeline(0.005, 16, workers, step_s, cores=4, steps=60)
+    spans = queue([0.08] * 60, step_s, workers)
     steps = [s.start for s in spans if s.kind == "step"]
-    steady = (steps[-1] - steps[29]) / 30
-    assert steady == pytest.approx(steady_step_s(0.005, 16, workers, step_s, cores=4), rel=0.12)
+    steady_s = max(step_s, 0.08 / workers) if workers else step_s + 0.08
+    assert (steps[-1] - steps[29]) / 30 == pytest.approx(steady_s, rel=0.12)
 
 
 def test_a_lane_never_does_two_things_at_once():
-    spans = timeline(0.005, 16, 3, 0.02, cores=2)
+    spans = queue([0.12] * 12, 0.02, 3)
     for lane in {s.lane for s in spans}:
         own = sorted((s.start, s.end) for s in spans if s.lane == lane)
         assert all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(own))

@@ -13,6 +13,8 @@ from perflab import PerflabError
 from perflab.bench.estimate import interval
 from perflab.loading.stages import stage_map, stage_times, trace
 
+pytestmark = pytest.mark.timed
+
 
 def spin(n=200_000):
     for _ in range(n):

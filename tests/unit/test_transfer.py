@@ -13,7 +13,7 @@ from perflab import PerflabError, observe, paths, question, vary
 from perflab.bench import machine
 from perflab.bench.estimate import CANNOT, HOLDS, NOT
 from perflab.bench.result import Metric
-from perflab.loading import copies, overlap, transfer
+from perflab.loading import copies, timelines, transfer
 
 ROUNDS = range(8)
 
@@ -125,25 +125,25 @@ def test_pages_are_unlocked_on_every_path(monkeypatch, fault):
 # -- the model
 
 
-@pytest.mark.parametrize("way", [overlap.PAGEABLE, overlap.PINNED, overlap.SIDE])
+@pytest.mark.parametrize("way", [timelines.PAGEABLE, timelines.PINNED, timelines.SIDE])
 @pytest.mark.parametrize(("copy_s", "compute_s"), [(1.0, 3.0), (3.0, 1.0), (2.0, 2.0)])
 def test_the_time_line_keeps_its_promises(way, copy_s, compute_s):
-    spans = overlap.timeline(way, copy_s, compute_s, steps=20)
+    spans = timelines.copies(way, copy_s, compute_s, steps=20)
     copying = [s for s in spans if s.lane == "copy"]
     computing = [s for s in spans if s.lane == "compute"]
     for lane in (copying, computing):
         assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(lane)), "one thing at a time"
     assert all(c.end <= k.start for c, k in zip(copying, computing, strict=True)), "no step before its batch"
     held = sum(s.end - s.start for s in spans if s.lane == "host")
-    assert held == pytest.approx(20 * copy_s if way == overlap.PAGEABLE else 0)
+    assert held == pytest.approx(20 * copy_s if way == timelines.PAGEABLE else 0)
     paced = (computing[-1].start - computing[9].start) / 10
-    assert paced == pytest.approx(overlap.steady_step_s(way, copy_s, compute_s))
+    assert paced == pytest.approx(max(copy_s, compute_s) if way == timelines.SIDE else copy_s + compute_s)
     overlapping = sum(max(0.0, min(c.end, k.end) - max(c.start, k.start)) for c in copying for k in computing)
-    assert overlapping == pytest.approx(19 * min(copy_s, compute_s) if way == overlap.SIDE else 0)
+    assert overlapping == pytest.approx(19 * min(copy_s, compute_s) if way == timelines.SIDE else 0)
 
 
 def test_the_explorer_draws_at_both_ends_of_every_slider():
-    explorer = overlap.explore_copy()
+    explorer = timelines.explore_copy()
     for name, control in explorer.controls.items():
         first = control.value
         for value in getattr(control, "options", None) or (control.min, control.max):
@@ -300,6 +300,7 @@ def reference():
     return scope["overlapped"]
 
 
+@pytest.mark.timed
 def test_what_a_cpu_can_see_of_the_overlap_is_checked_and_the_rest_not_guessed():
     q = question("03.1")
     for wrong, word in [(7, "function"), (lambda batches: [], "three arguments"), (lambda: [], "three arguments")]:
