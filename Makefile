@@ -7,9 +7,10 @@ TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 PORT ?=
 NB ?=
+WEEKLY ?=
 
 MODULES = torch numpy pandas matplotlib ipywidgets jupyterlab PIL psutil pynvml tqdm nbclient nbformat cloudpickle
-TEST_MODULES = nbval pytest pytest_timeout ruff codespell_lib
+TEST_MODULES = nbval pytest pytest_timeout xdist ruff codespell_lib
 
 override VENV := $(patsubst ~/%,$(HOME)/%,$(VENV))
 export JUPYTER_CONFIG_PATH := $(CURDIR)/.jupyter$(if $(JUPYTER_CONFIG_PATH),:$(JUPYTER_CONFIG_PATH))
@@ -34,8 +35,17 @@ help:
 lab: setup data ## open the course in JupyterLab (PORT=8890 to name the port)
 	@exec $(PY) -m perflab lab $(if $(PORT),--port $(PORT))
 
-test: setup-test data $(if $(NB),,lint) ## run everything as CI does (NB=03 for one notebook)
-	$(PY) -m pytest $(if $(NB),tests/notebooks --notebook "$(NB)",tests)
+seldom = $(if $(WEEKLY),, and not weekly)
+test: setup-test data $(if $(NB),,lint) ## run everything as CI does (NB=03 for one notebook, WEEKLY=1 for all)
+ifneq ($(NB),)
+	$(PY) -m pytest tests/notebooks tests/browser --notebook "$(NB)"
+else
+	@side=0; alone=0; \
+	$(PY) -m pytest -n 2 --dist worksteal -m "not timed$(seldom)" tests || side=$$?; \
+	$(PY) -m pytest -m "timed$(seldom)" tests || alone=$$?; \
+	echo "perflab: exit status $$side (side by side), $$alone (timed, alone)"; \
+	[ $$side -eq 0 ] && [ $$alone -eq 0 ]
+endif
 
 course: setup data ## run all notebooks on this machine and write report/index.html
 	@exec $(PY) -m perflab course $(NB)

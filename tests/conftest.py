@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-NOTES = pytest.StashKey[list[str]]()
-VERDICTS = pytest.StashKey[Counter]()
-SLOWEST = 10
+SLOWEST = 30
+LIVE_CEILING_S = 30
+TIMED = {"test_device_lock", "test_interrupt", "test_knobs", "test_layers", "test_split", "test_study", "test_sweep"}
+TIMED |= {"test_trace", "test_transfer"}  # their tests compare times, or wait for processes within a time
 PARAMETERS = {"notebook", "one_notebook"}
 
 
@@ -26,8 +27,6 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" leaves it ignored, children too
     if config.getoption("--notebook"):
         chosen_notebooks(config)  # a wrong name is said once, and not by every test
-    config.stash[NOTES] = []
-    config.stash[VERDICTS] = Counter()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -52,7 +51,11 @@ def chosen_notebooks(config: pytest.Config) -> list[Path]:
         raise pytest.UsageError(str(error)) from error
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in TIMED:
+            item.add_marker(pytest.mark.timed)
     if not config.getoption("--notebook"):
         return
     of_a_notebook = [item for item in items if hasattr(item, "callspec") and PARAMETERS & set(item.callspec.params)]
@@ -63,8 +66,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest):
-    """note("...") puts a line into the account at the end of the run."""
-    return request.config.stash[NOTES].append
+    """note("...") puts a line into the account at the end of the run, from a worker of xdist, too."""
+    return lambda line, kind="note": request.node.user_properties.append((kind, line))
+
+
+@pytest.fixture(scope="session")
+def weekly(request: pytest.FixtureRequest) -> bool:
+    """Whether this run leaves nothing out."""
+    return "not weekly" not in request.config.getoption("markexpr")
 
 
 @pytest.fixture
@@ -75,15 +84,21 @@ def live_home(request: pytest.FixtureRequest, tmp_path: Path):
     for path in home.glob("verdicts/*.json"):
         verdict = json.loads(path.read_text("utf-8"))
         if verdict.get("source", "here") == "here":  # what rests on a recorded machine says nothing about this one
-            request.config.stash[VERDICTS][verdict["state"]] += 1
+            request.node.user_properties.append(("verdict", verdict["state"]))
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    told = defaultdict(list)
+    for report in (one for reports in terminalreporter.stats.values() for one in reports):
+        if getattr(report, "when", "") == "teardown":  # the last report of a test carries all that it told
+            for kind, line in report.user_properties:
+                told[kind].append(line)
     sections = {
         "not run, and why": list(_skipped(terminalreporter)),
         "slowest": list(_slowest(terminalreporter)),
-        "live verdicts": list(_verdicts(config.stash[VERDICTS])),
-        "notes": config.stash[NOTES],
+        "live verdicts": list(_verdicts(Counter(told["verdict"]))),
+        f"live, ceiling {LIVE_CEILING_S} s a notebook": sorted(told["live"]),
+        "notes": told["note"],
     }
     terminalreporter.section("perflab")
     for title, lines in sections.items():
