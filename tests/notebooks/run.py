@@ -78,6 +78,11 @@ def live_env(home: Path) -> dict[str, str | None]:
     }
 
 
+def differing(was: NotebookNode, now: NotebookNode) -> list[int]:
+    """The cells that two notebooks do not share to the byte, counted from 0."""
+    return [index for index, pair in enumerate(zip(was.cells, now.cells, strict=True)) if pair[0] != pair[1]]
+
+
 def differences(was: NotebookNode, now: NotebookNode) -> str:
     """Which cells of two notebooks differ, and in what: a line for each, for a reader of a failed test."""
     lines = [] if len(was.cells) == len(now.cells) else [f"{len(was.cells)} cells, now {len(now.cells)}"]
