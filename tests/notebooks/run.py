@@ -80,23 +80,8 @@ def live_env(home: Path) -> dict[str, str | None]:
 
 def differing(was: NotebookNode, now: NotebookNode) -> list[int]:
     """The cells that two notebooks do not share to the byte, counted from 0."""
-    return [index for index, pair in enumerate(zip(was.cells, now.cells, strict=True)) if pair[0] != pair[1]]
-
-
-def differences(was: NotebookNode, now: NotebookNode) -> str:
-    """Which cells of two notebooks differ, and in what: a line for each, for a reader of a failed test."""
-    lines = [] if len(was.cells) == len(now.cells) else [f"{len(was.cells)} cells, now {len(now.cells)}"]
-    for index, (old, new) in enumerate(zip(was.cells, now.cells, strict=False), start=1):
-        fields = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
-        if "outputs" in fields and len(old.outputs) == len(new.outputs):
-            fields += [
-                mime
-                for one, other in zip(old.outputs, new.outputs, strict=True)
-                for mime in one.get("data", {})
-                if one.data[mime] != other.get("data", {}).get(mime)
-            ]
-        lines += [f"cell {index}: {', '.join(fields)}"] if fields else []
-    return "\n".join(lines)
+    pairs = zip(was.cells, now.cells, strict=True)
+    return [index for index, (old, new) in enumerate(pairs) if old != new]
 
 
 def small_notebook() -> NotebookNode:

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from run import TEST_TIMEOUT_S, add_cell, differences
+from run import TEST_TIMEOUT_S, add_cell, differing
 
 from perflab.course.form import as_text, normalise, read
-from perflab.course.kernel import run
+from perflab.course.kernel import cell_name, run
 from perflab.course.replay import replay_env
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
@@ -45,9 +45,8 @@ def test_a_replay_gives_the_committed_bytes_and_explorers_draw_at_every_end(note
     run(nb, notebook, replay_env(tmp_path))
     drawn = json.loads(nb.cells.pop().outputs[-1].text)
     again = normalise(nb)
-    assert as_text(again) == notebook.read_text("utf-8"), (
-        f"this replay differs; run `make notebooks`\n{differences(read(notebook), again)}"
-    )
+    names = [cell_name(again, index) for index in differing(read(notebook), again)]
+    assert as_text(again) == notebook.read_text("utf-8"), f"this replay differs in {names}; run `make notebooks`"
     assert not [(name, value, error) for name, value, _, error in drawn if error != "''"]
     slowest = max((seconds for _, _, seconds, _ in drawn), default=0)
     note(f"{notebook.stem}: explorers redrawn {len(drawn)} times, slowest {slowest:.2f} s")
