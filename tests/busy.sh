@@ -9,7 +9,7 @@ trap 'kill "${busy[@]}" 2>/dev/null' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 for _ in 1 2 3 4 5 6; do
-    # each ends with this script, even where the script is killed
+    # ends with this script even when that is killed
     taskset -c "$cores" bash -c "while kill -0 $$ 2>/dev/null; do for _ in {1..100000}; do :; done; done" &
     busy+=($!)
 done

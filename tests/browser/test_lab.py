@@ -130,12 +130,8 @@ def server(course: Path, env: dict[str, str]):
         wait_for(f"http://127.0.0.1:{port}/api/status?token=perflab", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()  # SIGINT would ask whether it is meant
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # SIGINT would ask whether it is meant; own_processes ends its kernels
+        process.wait()
 
 
 def wait_for(url: str, process: subprocess.Popen, log: Path) -> None:

@@ -43,25 +43,12 @@ def nbval(path: Path, env: Mapping[str, str | None], *options: str) -> Compared:
     """Run the notebook strictly under nbval, in a process whose children all end with it."""
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "--color=no", "-p", "no:cacheprovider"]
     command += ["--noconftest", "-c", str(HERE / "nbval.ini"), f"--rootdir={path.parent}"]
-    command += [
-        "--nbval",
-        "--nbval-current-env",
-        f"--nbval-cell-timeout={CELL_TIMEOUT_S}",
-        *options,
-        str(path),
-    ]
+    command += ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_TIMEOUT_S}", *options, str(path)]
     start = time.perf_counter()
     with own_processes({"PYTEST_ADDOPTS": None, **env}) as own:
         own["PYTHONPATH"] += os.pathsep + str(HERE)
-        done = subprocess.run(
-            command,
-            env=own,
-            cwd=path.parent,
-            text=True,
-            capture_output=True,
-            timeout=NOTEBOOK_TIMEOUT_S,
-            check=False,
-        )
+        how = {"text": True, "capture_output": True, "timeout": NOTEBOOK_TIMEOUT_S}
+        done = subprocess.run(command, env=own, cwd=path.parent, **how)
     said = done.stdout + done.stderr
     differing = tuple(int(cell) for cell in re.findall(r"(?m)^FAILED .*::Cell (\d+)", said))
     return Compared(done.returncode == 0, differing, said, time.perf_counter() - start)
