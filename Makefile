@@ -8,11 +8,6 @@ PIP_ARGS ?=
 PORT ?=
 NB ?=
 WEEKLY ?=
-JOBS ?= 2
-
-TESTS = $(if $(NB),tests/notebooks --notebook "$(NB)",tests)
-LEFT_OUT = $(if $(WEEKLY),, and not weekly)
-export PERFLAB_WEEKLY := $(WEEKLY)
 
 MODULES = torch numpy pandas matplotlib ipywidgets jupyterlab PIL psutil pynvml tqdm nbclient nbformat cloudpickle filelock
 TEST_MODULES = nbval pytest pytest_timeout xdist ruff codespell_lib
@@ -40,10 +35,17 @@ help:
 lab: setup data ## open the course in JupyterLab (PORT=8890 to name the port)
 	@exec $(PY) -m perflab lab $(if $(PORT),--port $(PORT))
 
-test: setup-test data $(if $(NB),,lint) ## run everything as CI does (NB=03 for one notebook; WEEKLY=1 for all of it)
-	@$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not timed$(LEFT_OUT)" $(TESTS); side_by_side=$$?; \
-	$(PY) -m pytest -m "timed$(LEFT_OUT)" $(TESTS); alone=$$?; \
-	[ $$side_by_side -eq 0 ] && { [ $$alone -eq 0 ] || [ $$alone -eq 5 ]; } # 5: no test of this notebook is timed
+seldom = $(if $(WEEKLY),, and not weekly)
+test: setup-test data $(if $(NB),,lint) ## run everything as CI does (NB=03 for one notebook, WEEKLY=1 for all)
+ifneq ($(NB),)
+	$(PY) -m pytest tests/notebooks tests/browser --notebook "$(NB)"
+else
+	@side=0; alone=0; \
+	$(PY) -m pytest -n 2 --dist worksteal -m "not timed$(seldom)" tests || side=$$?; \
+	$(PY) -m pytest -m "timed$(seldom)" tests || alone=$$?; \
+	echo "perflab: exit status $$side (side by side), $$alone (timed, alone)"; \
+	[ $$side -eq 0 ] && [ $$alone -eq 0 ]
+endif
 
 course: setup data ## run all notebooks on this machine and write report/index.html
 	@exec $(PY) -m perflab course $(NB)

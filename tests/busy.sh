@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Runs the suite (or the command that is given) beside six busy processes on the same two cores. It must stay
-# green: on a busy machine a test says CANNOT TELL and does not fail.
-set -euo pipefail
-[ $# -gt 0 ] || set -- make test
-cores=${CORES:-0,1}
-others=()
-trap 'kill "${others[@]}" 2>/dev/null || true' EXIT
+# A command (make test without one) on two cores beside six busy processes of others. Its exit status is that of the command.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+cores=$(taskset -pc $$ | sed 's/.*: //' | tr ',' '\n' \
+    | awk -F- '{for (core = $1; core <= ($2 == "" ? $1 : $2); core++) print core}' | head -2 | paste -sd,)
+busy=()
+trap 'kill "${busy[@]}" 2>/dev/null' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 for _ in 1 2 3 4 5 6; do
-    taskset -c "$cores" sh -c 'while :; do :; done' &
-    others+=($!)
+    # ends with this script even when that is killed
+    taskset -c "$cores" bash -c "while kill -0 $$ 2>/dev/null; do for _ in {1..100000}; do :; done; done" &
+    busy+=($!)
 done
+[ $# -gt 0 ] || set -- make test
 taskset -c "$cores" "$@"

@@ -12,6 +12,7 @@ import pytest
 
 SLOWEST = 30
 CROWDED = 0.25  # of the cores, in other processes: more, and a comparison of times says nothing
+LIVE_CEILING_S = 30
 PARAMETERS = {"notebook", "one_notebook"}
 
 
@@ -84,8 +85,14 @@ def _cores_s_of_others() -> float:
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest):
-    """note("...") puts a line into the account at the end of the run; it travels with the test's report."""
-    return lambda line: request.node.user_properties.append(("note", line))
+    """note("...") puts a line into the account at the end of the run, from a worker of xdist, too."""
+    return lambda line, kind="note": request.node.user_properties.append((kind, line))
+
+
+@pytest.fixture(scope="session")
+def weekly(request: pytest.FixtureRequest) -> bool:
+    """Whether this run leaves nothing out."""
+    return "not weekly" not in request.config.getoption("markexpr")
 
 
 @pytest.fixture
@@ -100,11 +107,17 @@ def live_home(request: pytest.FixtureRequest, tmp_path: Path):
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    told = defaultdict(list)
+    for report in (one for reports in terminalreporter.stats.values() for one in reports):
+        if getattr(report, "when", "") == "teardown":  # the last report of a test carries all that it told
+            for kind, line in report.user_properties:
+                told[kind].append(line)
     sections = {
         "not run, and why": list(_skipped(terminalreporter)),
         "slowest": list(_slowest(terminalreporter)),
-        "live verdicts": list(_verdicts(Counter(_said(terminalreporter, "verdict")))),
-        "notes": sorted(_said(terminalreporter, "note")),
+        "live verdicts": list(_verdicts(Counter(told["verdict"]))),
+        f"live, ceiling {LIVE_CEILING_S} s a notebook": sorted(told["live"]),
+        "notes": told["note"],
     }
     terminalreporter.section("perflab")
     for title, lines in sections.items():
@@ -112,14 +125,6 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
             terminalreporter.write_line(f"{title}:")
         for line in lines:
             terminalreporter.write_line(f"  {line}")
-
-
-def _said(reporter, what: str):
-    """What the tests put down under this name, from the last report of each."""
-    for reports in reporter.stats.values():
-        for report in reports:
-            if getattr(report, "when", "") == "teardown":
-                yield from (value for name, value in report.user_properties if name == what)
 
 
 def _skipped(reporter):

@@ -93,7 +93,7 @@ def test_a_stopped_run_interrupts_the_cell_and_leaves_nothing(tmp_path, sign, st
             assert program.poll() is None, program.stderr.read()
             time.sleep(0.05)
         program.send_signal(sign)
-        program.communicate(timeout=30)
+        program.communicate(timeout=120)
         assert (program.returncode, carrying(marked(env))) == (status, [])
     assert (tmp_path / "interrupted").exists()
     assert path.read_text() == before

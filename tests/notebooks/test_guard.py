@@ -29,20 +29,14 @@ PLANTED = {
     "a carriage return": (lambda nb: say(nb, "1 of 2\r2 of 2\n"), "not in normal form"),
     "cell metadata": (lambda nb: nb.cells[1].metadata.update(collapsed=True), "not in normal form"),
     "widget state": (lambda nb: nb.metadata.update(widgets={}), "widget state"),
-    "a stripped cell": (
-        lambda nb: nb.cells[2].update(execution_count=None, outputs=[]),
-        "not executed 1 to n",
-    ),
+    "a stripped cell": (lambda nb: nb.cells[2].update(execution_count=None, outputs=[]), "not executed 1 to n"),
     "cells out of order": (lambda nb: nb.cells[1].update(execution_count=7), "not executed 1 to n"),
     "a misspelt tag": (lambda nb: nb.cells[1].metadata.update(tags=["nbval-ignore-ouput"]), "unknown tag"),
     "an error": (
         lambda nb: nb.cells[1].outputs.append(new_output("error", ename="ValueError", evalue="no")),
         "without the tag raises-exception: ValueError: no",
     ),
-    "a tag without an error": (
-        lambda nb: nb.cells[1].metadata.update(tags=["raises-exception"]),
-        "raised nothing",
-    ),
+    "a tag without an error": (lambda nb: nb.cells[1].metadata.update(tags=["raises-exception"]), "raised nothing"),
     "a warning": (lambda nb: nb.cells[1].outputs[0].update(name="stderr"), "output on stderr"),
     "an address": (lambda nb: say(nb, "<Line2D at 0x7f00deadbeef>\n"), "a memory address"),
     "a home": (lambda nb: say(nb, "read /home/kim/photos\n"), "home folder"),

@@ -5,7 +5,7 @@ import re
 import shutil
 
 import pytest
-from run import TEST_TIMEOUT_S, nbval, save
+from run import TEST_TIMEOUT_S, differing, nbval, save
 
 from perflab import paths
 from perflab.course import check
@@ -34,17 +34,30 @@ def substitute(nb, pattern, replacement, mutated):
     raise AssertionError(f"no output of this notebook has {pattern!r}")
 
 
-def test_each_changed_output_is_refused(one_notebook, tmp_path):
+def test_each_changed_output_is_refused(notebook):
     """A label, a count, a verdict, a removed output: one copy with a fault of each kind, each found."""
-    nb = read(one_notebook)
+    nb, mutated = mutant(notebook)
+    cells = code_cells(nb)
+    assert {cells.index(nb.cells[index]) for index in differing(read(notebook), nb)} == mutated
+
+
+def test_nbval_finds_the_same(one_notebook, tmp_path):
+    """And it finds nothing else: this is the strict replay of a notebook, too."""
+    nb, mutated = mutant(one_notebook)
+    compared = nbval(save(nb, tmp_path / one_notebook.name), replay_env(tmp_path))
+    assert set(compared.differing) == mutated, compared.said
+
+
+def mutant(path):
+    """The notebook with a fault of each kind, and the numbers of the code cells that have one."""
+    nb = read(path)
     mutated = set()
     mutated.add(substitute(nb, r"(?m)^(\w{3,})", r"\1x", mutated))
     mutated.add(substitute(nb, r"(?<![\w.#])\d+(?![\w.;%])", lambda found: str(int(found.group()) + 1), mutated))
     mutated.add(substitute(nb, "|".join(VERDICTS), lambda found: VERDICTS[found.group()], mutated))
     bare = next(n for n, cell in enumerate(code_cells(nb)) if cell.outputs and n not in mutated)
     code_cells(nb)[bare].outputs = []
-    compared = nbval(save(nb, tmp_path / one_notebook.name), replay_env(tmp_path))
-    assert set(compared.differing) == mutated | {bare}, compared.said
+    return nb, mutated | {bare}
 
 
 def test_a_notebook_that_was_not_executed_is_refused(one_notebook, tmp_path):
@@ -54,6 +67,7 @@ def test_a_notebook_that_was_not_executed_is_refused(one_notebook, tmp_path):
     assert any("not executed" in fault for fault in check([save(nb, tmp_path / one_notebook.name)]))
 
 
+@pytest.mark.weekly
 def test_a_changed_recorded_value_is_refused(one_notebook, tmp_path):
     recorded = shutil.copytree(paths.RECORDED, tmp_path / "recorded")
     studies = sorted(recorded.glob(f"*/{one_notebook.stem[:2]}.*.json"))

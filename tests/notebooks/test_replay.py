@@ -1,17 +1,18 @@
-"""The committed notebooks say what the recorded results say, to the byte, and their explorers draw at every end."""
+"""The committed notebooks say what the recorded results say, to the byte, and their explorers draw."""
 
 import json
 
 import pytest
-from run import TEST_TIMEOUT_S, add_cell, differences, nbval
+from run import TEST_TIMEOUT_S, add_cell, differing
 
 from perflab.course.form import as_text, normalise, read
-from perflab.course.kernel import run
+from perflab.course.kernel import cell_name, run
 from perflab.course.replay import replay_env
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
-REDRAW_LIMIT_S = 1.0  # on two quiet cores; slower is said, and fails nothing: another may have the cores
+REDRAW_LIMIT_S = 1.0  # of processor time, which a busy machine leaves as it is
+
 SWEEP = """
 import gc, json, time
 from perflab.show.explorer import Explorer
@@ -32,31 +33,24 @@ for explorer in [thing for thing in gc.get_objects() if issubclass(type(thing), 
             continue
         first = control.value
         for value in [*settings(control), first]:
-            start = time.perf_counter()
+            start = time.thread_time()
             control.value = value
-            drawn.append([name, repr(value), time.perf_counter() - start, repr(explorer.error or "")])
+            drawn.append([name, repr(value), time.thread_time() - start, repr(explorer.error or "")])
 print(json.dumps(drawn))
 """
 
 
-def test_a_replay_gives_the_committed_bytes_and_its_explorers_draw(notebook, tmp_path, note):
-    """One run of the notebook; a last cell moves every control of every explorer to both of its ends."""
-    replayed = add_cell(read(notebook), SWEEP)
-    run(replayed, notebook, replay_env(tmp_path))
-    drawn = json.loads(replayed.cells.pop().outputs[-1].text)
-    assert as_text(normalise(replayed)) == notebook.read_text("utf-8"), (
-        f"this replay differs; run `make notebooks`\n{differences(read(notebook), normalise(replayed))}"
-    )
+def test_a_replay_gives_the_committed_bytes_and_explorers_draw_at_every_end(notebook, tmp_path, note):
+    nb = add_cell(read(notebook), SWEEP)
+    run(nb, notebook, replay_env(tmp_path))
+    drawn = json.loads(nb.cells.pop().outputs[-1].text)
+    again = normalise(nb)
+    names = [cell_name(again, index) for index in differing(read(notebook), again)]
+    assert as_text(again) == notebook.read_text("utf-8"), f"this replay differs in {names}; run `make notebooks`"
     assert not [(name, value, error) for name, value, _, error in drawn if error != "''"]
-    if drawn:
-        slowest = max(seconds for _, _, seconds, _ in drawn)
-        slow = f", above {REDRAW_LIMIT_S:g} s" if slowest > REDRAW_LIMIT_S else ""
-        note(f"{notebook.stem}: explorers redrawn {len(drawn)} times, slowest {slowest:.2f} s{slow}")
-
-
-def test_nbval_says_the_same_of_a_replay(one_notebook, tmp_path):
-    compared = nbval(one_notebook, replay_env(tmp_path))
-    assert compared.passed, compared.said
+    slowest = max((seconds for _, _, seconds, _ in drawn), default=0)
+    note(f"{notebook.stem}: explorers redrawn {len(drawn)} times, slowest {slowest:.2f} s")
+    assert slowest < REDRAW_LIMIT_S
 
 
 def test_the_normal_form_of_a_normal_form_is_itself(notebook):
