@@ -6,26 +6,65 @@ pulls in neither matplotlib nor pandas nor ipywidgets.
 
 import importlib
 import sys
+from typing import TYPE_CHECKING
 
-_HOME = {
+# ruff: noqa: F401 (imported for editors alone)
+
+if TYPE_CHECKING:  # what editors complete; at run time `__getattr__` loads a name when it is first used
+    from perflab.bench.cleanup import release
+    from perflab.bench.process import fresh
+    from perflab.bench.settings import budget
+    from perflab.bench.study import observe, vary
+    from perflab.bench.timing import samples
+    from perflab.errors import PerflabError
+    from perflab.exercises import question
+    from perflab.launch.compile import compiled
+    from perflab.launch.graphs import capture
+    from perflab.launch.waits import host_syncs
+    from perflab.learn.claims import card, judge
+    from perflab.learn.predict import calibration, predict
+    from perflab.learn.say import say
+    from perflab.loading.advise import advise
+    from perflab.loading.errors import explain_worker_death as explain
+    from perflab.loading.guards import guards
+    from perflab.memory.peak import peak_step
+    from perflab.roofline.precision import audit
+    from perflab.roofline.work import counted
+    from perflab.start.split import split
+    from perflab.trace.profile import profiled
+    from perflab.trace.read import read as read_trace
+
+_MEASURE = {
     "vary": "bench.study",
     "observe": "bench.study",
-    "budget": "bench.settings",
     "samples": "bench.timing",
-    "release": "bench.cleanup",
     "fresh": "bench.process",
+    "budget": "bench.settings",
+    "release": "bench.cleanup",
+}
+_EXAMINE = {
     "split": "start.split",
     "guards": "loading.guards",
     "advise": "loading.advise",
     "profiled": "trace.profile",
+    "read_trace": "trace.read:read",
+    "host_syncs": "launch.waits",
+    "peak_step": "memory.peak",
+    "counted": "roofline.work",
+    "audit": "roofline.precision",
+    "compiled": "launch.compile",
+    "capture": "launch.graphs",
+    "explain": "loading.errors:explain_worker_death",
+}
+_LEARN = {
     "predict": "learn.predict",
-    "calibration": "learn.predict",
     "question": "exercises",
     "judge": "learn.claims",
     "card": "learn.claims",
+    "calibration": "learn.predict",
     "say": "learn.say",
-    "PerflabError": "errors",
 }
+_HOME = {**_MEASURE, **_EXAMINE, **_LEARN, "PerflabError": "errors"}  # name -> module, or module:name there
 
 __all__ = list(_HOME)
 
@@ -33,8 +72,8 @@ __all__ = list(_HOME)
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'perflab' has no attribute {name!r}")
-    module = importlib.import_module(f"perflab.{_HOME[name]}")
-    return getattr(module, name)
+    module, _, own_name = _HOME[name].partition(":")
+    return getattr(importlib.import_module(f"perflab.{module}"), own_name or name)
 
 
 def __dir__():

@@ -24,7 +24,11 @@ def problems(chapters: Iterable[str] = tuple(_ROOMS)) -> dict[str, Problem]:
 
 
 def question(id: str) -> Question:
-    """The exercise `id`, such as "00.1". Raises PerflabError naming those that exist."""
+    """The exercise `id`, such as "00.1". Raises PerflabError naming those that exist.
+
+    >>> question("00.1")  # doctest: +ELLIPSIS
+    Question 00.1: A step takes 100 ms: ...
+    """
     known = problems([str(id)[:2]]) if str(id)[:2] in _ROOMS else {}
     if id not in known:
         raise PerflabError(f"There is no question {id}: the course has {', '.join(problems())}.")

@@ -35,7 +35,10 @@ def close(x) -> None:
 
 
 def release():
-    """Let go of what an error or an interrupt still refers to: frames hold iterators and tensors."""
+    """Let go of what an error or an interrupt still refers to: frames hold iterators and tensors.
+
+    >>> release()
+    """
     sys.last_value = sys.last_traceback = sys.last_exc = None
     gc.collect()
     torch = sys.modules.get("torch")

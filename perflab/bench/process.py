@@ -49,6 +49,9 @@ def fresh(timeout_s: float = 120.0, memory_bytes: int | None = None):
 
     A value that kills the process, is silent for `timeout_s` seconds, or takes more than `memory_bytes`
     (default: 80 % of what is free) becomes a row with its reason; the others are measured in another one.
+
+    >>> vary("n", [1, 2], run, study="own.sum", where=fresh(timeout_s=60))  # doctest: +SKIP
+    Result own.sum: n = 1, 2
     """
 
     def where(job: Job) -> Result:

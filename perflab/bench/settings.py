@@ -8,7 +8,11 @@ BUDGETS = ("quick", "full")
 
 
 def budget() -> str:
-    """ "quick" or "full", from $PERFLAB_BUDGET. Raises PerflabError for anything else."""
+    """ "quick" or "full", from $PERFLAB_BUDGET. Raises PerflabError for anything else.
+
+    >>> budget()
+    'quick'
+    """
     name = os.environ.get("PERFLAB_BUDGET") or "quick"
     if name not in BUDGETS:
         raise PerflabError(f"PERFLAB_BUDGET={name} is unknown: use one of {', '.join(BUDGETS)}.")

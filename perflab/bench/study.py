@@ -66,6 +66,9 @@ def vary(
 
     A value that fails is a row with its reason. Raises PerflabError for a call that cannot be measured,
     and KeyboardInterrupt after an interrupt, when what was measured is logged and shown.
+
+    >>> vary("n", [1, 2], lambda n: sum(range(n)), study="own.sum", keep=False)  # doctest: +ELLIPSIS
+    Result own.sum: n = 1, 2...
     """
     _checked_name(study, "vary")
     named = _named(values)
@@ -116,6 +119,10 @@ def observe(
 
     Columns named in `timed` were measured: they are left out of the stable text. With `needs`, give a
     function, so that nothing is computed where they are unmet.
+
+    >>> observe("own.sizes", {"photo": {"pixels": 4096}})
+    Result own.sizes: what = photo
+      photo: pixels 4,096
     """
     _checked_name(study, "observe")
     job = Job(study, version, variable, {}, rows if callable(rows) else observe, fixed=_labels(fixed))

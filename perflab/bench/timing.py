@@ -19,7 +19,11 @@ class Samples(dict):
 
 
 def samples(**clocks) -> Samples:
-    """What a run reports of itself. Raises ValueError for `time_s`, which is the schedule's own clock."""
+    """What a run reports of itself. Raises ValueError for `time_s`, which is the schedule's own clock.
+
+    >>> samples(load_s=0.5)
+    {'load_s': 0.5}
+    """
     if "time_s" in clocks:
         raise ValueError("time_s is measured already: give your clock another name")
     return Samples(clocks)

@@ -142,6 +142,8 @@ def compiled(call: Callable, *inputs, mode: str | None = None) -> Compiled:
     mode: as of torch.compile; where it uses CUDA graphs, `call` returns clones of what they hold. A later
     call with other sizes compiles into a cache of its own as well.
     Raises PerflabError where a compiler is missing, and the error of the call itself as it is.
+
+    >>> print(compiled(model, images))  # doctest: +SKIP
     """
     given.check("compiled", call, inputs)
     changed = options(mode)

@@ -145,6 +145,8 @@ def capture(call: Callable, *inputs) -> Graph:
     Capture a forward without a backward under torch.no_grad(). The outputs take part in no backward pass:
     see `capture_step`, or torch.cuda.make_graphed_callables.
     Raises PerflabError where there is no CUDA device, and for what cannot be captured, with its line.
+
+    >>> capture(step)  # doctest: +SKIP
     """
     given.check("capture", call, inputs)
     _ready_for(inputs)

@@ -93,6 +93,9 @@ def host_syncs(step: Callable[[], object]) -> list[Sync]:
     a CUDA device, torch's own set_sync_debug_mode is a second witness, for what no operator tells. Where
     all tensors are on the CPU, nothing waits: the lines are those that would on a device.
     Raises PerflabError when `step` cannot be called without arguments.
+
+    >>> len(host_syncs(lambda: torch.ones(3).sum().item()))
+    1
     """
     given.check("host_syncs", step)
     step()

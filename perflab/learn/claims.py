@@ -82,7 +82,10 @@ class Verdict:
 
 def judge(id: str, finding: Finding) -> Verdict:
     """The verdict on claim `id`, kept in the logbook. Raises PerflabError for an unknown claim or one that
-    the ledger calls untestable."""
+    the ledger calls untestable.
+
+    >>> judge("C1-1", sweep.ratio(16, 0).at_least(4))  # doctest: +SKIP
+    """
     judged = claim(id)
     if judged.untested:
         raise PerflabError(f"{id} is not judged: {judged.untested}")
@@ -112,7 +115,11 @@ class Card:
 
 
 def card() -> Card:
-    """Every claim with this learner's latest verdict, and the reason where there is none."""
+    """Every claim with this learner's latest verdict, and the reason where there is none.
+
+    >>> card()  # doctest: +ELLIPSIS
+    Card of ... claims
+    """
     latest = {entry["claim"]: entry for entry in record.entries("verdicts")}
     rows = []
     for c in ledger().values():

@@ -17,6 +17,9 @@ def predict(question: str, low: float, high: float, unit: str = "") -> "Predicti
     """Ask for a guess between `low` and `high`. A guess that was locked in an earlier session stays locked.
 
     Raises PerflabError unless low < high.
+
+    >>> predict("Images a second?", 0, 100)
+    Prediction(Images a second? 0 to 100)
     """
     return Prediction(question, low, high, unit)
 
@@ -119,7 +122,11 @@ class Prediction:
 
 
 def calibration() -> str:
-    """How far this learner's locked guesses were off, over the course."""
+    """How far this learner's locked guesses were off, over the course.
+
+    >>> calibration()
+    'No locked guess has met its measurement yet.'
+    """
     pairs = [(e["guess"], e["truth"]) for e in record.entries("reveals")]
     pairs = [(g, t) for g, t in pairs if g > 0 and t > 0]
     if not pairs:

@@ -84,6 +84,8 @@ def advise(loader: DataLoader, workers: Sequence[int] | None = None, *, study: s
     a whole epoch. Random streams, sampler and generator stay as they were, and what the dataset opens when it
     is first read is opened in a copy. What would not fit into shared memory is a row with its reason. Raises
     PerflabError for what is no loader, for numbers of workers that are none, for an endless epoch.
+
+    >>> print(advise(loader))  # doctest: +SKIP
     """
     if not isinstance(loader, DataLoader):
         raise PerflabError(

@@ -136,6 +136,9 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
 
     `call` is a model or a function, its inputs in float32. `device` is that of the inputs or parameters
     unless given. Random numbers are drawn three times. Raises PerflabError for what cannot be audited.
+
+    >>> audit(torch.nn.Linear(8, 8), torch.ones(2, 8))  # doctest: +ELLIPSIS
+    autocast to bfloat16 on cpu: 4 operators, in float32 1...
     """
     if dtype not in LOW:
         raise PerflabError(f"autocast casts to bfloat16 or float16, not to {_plain(dtype)}: dtype=torch.bfloat16.")

@@ -161,6 +161,9 @@ def split(
     loader: a DataLoader or any iterable of batches. steps: timed steps a visit (default: as many as fit).
     budget_s: seconds for the whole (default 3, or 30 at full budget), more where batches are slow. Raises
     PerflabError for what is no loader; a step or a loader that fails is a row of the result with its reason.
+
+    >>> split(step, loader)  # doctest: +SKIP
+    Split split: shares of wait, copy, host, device in one step (timed)
     """
     if not callable(step) or not hasattr(loader, "__iter__"):
         raise PerflabError("split(step, loader) takes a function of one batch and an iterable of batches.")

@@ -136,6 +136,8 @@ def profiled(step: Callable[[], object], steps: int = 5, warmup: int = 3, memory
     where each is supported; `memory` also records each allocation. Times of steps are in seconds, the device
     synchronised at both ends of the `steps` steps, not in between.
     Raises PerflabError for bad arguments, for a profiler that is already running, and where nothing was recorded.
+
+    >>> print(profiled(step, steps=5))  # doctest: +SKIP
     """
     _checked(step, steps, warmup)
     with progress.bar("profiling", "steps", 2 * warmup + 3 * steps) as told:  # told of nothing within what is timed

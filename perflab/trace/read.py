@@ -281,6 +281,8 @@ def read(source, device: int | None = None) -> Trace:
 
     device: its number; without, the one with most work. Raises PerflabError, one sentence, for what is no
     trace, cut short, empty, or has no work of a device.
+
+    >>> read_trace("trace.json.gz")  # doctest: +SKIP
     """
     recording = recorded(source)
     numbers = np.unique(recording.device.device)

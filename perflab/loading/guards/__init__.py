@@ -125,6 +125,8 @@ def guards(loader_or_dataset, epochs: int = 2, timeout_s: float = 20.0, step=Non
     epochs: how many are compared. timeout_s: how long a silence is taken for a hang. step: what the
     loop does with a batch; where it is given, the guard of descriptors sees whether it keeps them.
     Raises PerflabError for what is neither loader nor dataset.
+
+    >>> print(guards(loader))  # doctest: +SKIP
     """
     loader, bare = _as_loader(loader_or_dataset)
     if epochs < 1 or timeout_s <= 0:
