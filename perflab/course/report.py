@@ -50,7 +50,7 @@ td.n {{ text-align: right; }} .failed {{ color: #b00020; }}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How one notebook fared; `reason` is empty where it ran to its end."""
 
     stem: str
@@ -58,7 +58,7 @@ class Outcome:
     reason: str = ""
 
 
-def course(names: str | Path | Iterable[str | Path] = (), into: Path | None = None) -> list[Outcome]:
+def course(names: str | Path | Iterable[str | Path] = (), into: Path | None = None) -> list[RunOutcome]:
     """Run the named notebooks (all without names) live, with the learner's own logbook, into `report/`.
 
     The notebooks of the course stay as they are. One that fails is listed with its reason, shown
@@ -91,7 +91,7 @@ def page(nb: NotebookNode, name: str, folder: Path) -> str:
     return re.sub(r'href="(\d\d_\w+)\.ipynb', r'href="\1.html', body)
 
 
-def _run_one(path: Path, into: Path) -> Outcome:
+def _run_one(path: Path, into: Path) -> RunOutcome:
     start, reason = time.perf_counter(), ""
     try:
         nb = read(path)
@@ -103,7 +103,7 @@ def _run_one(path: Path, into: Path) -> Outcome:
             write(into / f"{path.stem}.html", page(normalise(nb), path.stem, path.parent))
     except PerflabError as error:
         reason = str(error)
-    return Outcome(path.stem, time.perf_counter() - start, reason)
+    return RunOutcome(path.stem, time.perf_counter() - start, reason)
 
 
 def _clear(nb: NotebookNode) -> None:
@@ -113,7 +113,7 @@ def _clear(nb: NotebookNode) -> None:
             cell.outputs, cell.execution_count = [], None
 
 
-def _index(outcomes: list[Outcome]) -> str:
+def _index(outcomes: list[RunOutcome]) -> str:
     failed = sum(bool(outcome.reason) for outcome in outcomes)
     return INDEX.format(
         summary=f"{len(outcomes) - failed} of {len(outcomes)} notebooks ran to their end.",
@@ -122,7 +122,7 @@ def _index(outcomes: list[Outcome]) -> str:
     )
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome: RunOutcome) -> str:
     state = f'<span class="failed">failed: {html.escape(outcome.reason)}</span>' if outcome.reason else "ran"
     link = f'<a href="{outcome.stem}.html">{outcome.stem}</a>'
     return f'<tr><td>{link}</td><td>{state}</td><td class="n">{outcome.seconds:.1f}</td></tr>'

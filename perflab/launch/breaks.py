@@ -75,7 +75,7 @@ class Recompiles:
         return "\n".join(lines)
 
 
-class Seen:
+class NotingBackend:
     """A backend that compiles with `compiler` and notes each graph, each run of one, and each break."""
 
     def __init__(self, compiler: Callable):
@@ -102,7 +102,7 @@ class Seen:
             self.breaks.append(Break(*_in_words(reason), file, line))
 
 
-def _counted(seen: Seen, graph, inputs):
+def _counted(seen: NotingBackend, graph, inputs):
     """Run the graph operator by operator, as the backend "eager" does, and count the runs."""
 
     def run(*args):
@@ -139,7 +139,7 @@ def _in_words(reason: str) -> tuple[str, str]:
 class _BreaksLog(logging.Handler):
     """Breaks before the first operator make no graph, so only the log of the compiler tells of them."""
 
-    def __init__(self, seen: Seen):
+    def __init__(self, seen: NotingBackend):
         super().__init__(logging.DEBUG)
         self.seen = seen
 
@@ -151,7 +151,7 @@ class _BreaksLog(logging.Handler):
 
 
 @contextlib.contextmanager
-def quiet(seen: Seen) -> Iterator[None]:
+def quiet(seen: NotingBackend) -> Iterator[None]:
     """No warning of the compiler reaches the notebook; what it logs of breaks is kept."""
     handler, log = _BreaksLog(seen), logging.getLogger(_BREAKS_LOG)
     loggers = [logging.getLogger(name) for name in _LOUD]
@@ -202,7 +202,7 @@ def forget_sizes():
 def breaks(call: Callable, *inputs) -> tuple[Break, ...]:
     """Where compiling `call(*inputs)` stops and goes on anew: operator, cause, file and line. Needs no compiler."""
     given.check("breaks", call, inputs)
-    seen = Seen(_counted)
+    seen = NotingBackend(_counted)
     with quiet(seen):
         torch.compile(anew(call), backend=seen)(*inputs)
     return tuple(seen.breaks)
@@ -222,7 +222,7 @@ def recompiles(call: Callable, inputs: Sequence[Sequence], dynamic: bool | None 
         given.check("recompiles", call, args)
     from torch import _dynamo
 
-    seen, guards, how, failed = Seen(_counted), [], [], []
+    seen, guards, how, failed = NotingBackend(_counted), [], [], []
     forget_sizes()
     with quiet(seen):
         ready = _dynamo.optimize(seen, dynamic=dynamic, guard_fail_fn=guards.append)(anew(call))

@@ -14,22 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from perflab.bench.code import Place
 from perflab.bench.plan import Job, Plan
 from perflab.bench.process import fresh
 from perflab.errors import PerflabError
 
 from . import given, waits
-
-
-@dataclass(frozen=True)
-class Place:
-    """A line of the caller's own code. `str()` gives "train.py, line 27", or "cell, line 5" in a notebook."""
-
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return waits.place(self.file, self.line)
 
 
 @dataclass(frozen=True)
@@ -83,7 +73,7 @@ _INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 class _Functions(TorchFunctionMode):
     """Keeps the name of the function that the caller wrote, and sees those that reach no operator."""
 
-    def __init__(self, watch: "Watch"):
+    def __init__(self, watch: "CaptureWatch"):
         super().__init__()
         self.watch = watch
 
@@ -101,7 +91,7 @@ class _Functions(TorchFunctionMode):
             self.watch.function = outer
 
 
-class Watch(TorchDispatchMode):
+class CaptureWatch(TorchDispatchMode):
     """Looks at the operators of a call and keeps what cannot be captured, each operator and line once."""
 
     def __init__(self):
@@ -201,9 +191,9 @@ def copied(inputs):
     return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if torch.is_tensor(x) else x, inputs)
 
 
-def _watched(call: Callable, inputs, runs: int) -> list[Watch]:
+def _watched(call: Callable, inputs, runs: int) -> list[CaptureWatch]:
     """Watches of `runs` calls, after one that is forgotten: what only a first call does is not captured."""
-    watches = [Watch() for _ in range(1 + runs)]
+    watches = [CaptureWatch() for _ in range(1 + runs)]
     with torch.compiler.set_stance("force_eager"):
         for watch in watches:
             with watch:

@@ -24,7 +24,7 @@ from perflab.bench import cleanup, machine, timing
 from perflab.errors import PerflabError
 
 from . import given
-from .breaks import Break, Recompiles, Seen, anew, breaks, forget_sizes, quiet, recompiles
+from .breaks import Break, NotingBackend, Recompiles, anew, breaks, forget_sizes, quiet, recompiles
 
 __all__ = ["Break", "Compiled", "Recompiles", "break_even", "breaks", "compiled", "modes", "options", "recompiles"]
 
@@ -208,7 +208,7 @@ def _find_instructions():
     """Import the compiler, and let it try which vector instructions the processor has."""
     folder = _folder()
     try:
-        with quiet(Seen(None)), _own_cache(folder), _shortly():
+        with quiet(NotingBackend(None)), _own_cache(folder), _shortly():
             from torch._inductor import compile_fx, cpu_vec_isa  # noqa: F401
 
             cpu_vec_isa.pick_vec_isa()
@@ -216,12 +216,12 @@ def _find_instructions():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compile(call: Callable, inputs, changed: dict) -> tuple[Callable, float, int, Seen]:
+def _compile(call: Callable, inputs, changed: dict) -> tuple[Callable, float, int, NotingBackend]:
     """The compiled call, seconds until it was warm, kernels generated, and what was seen."""
     folder = _folder()
     first = True
 
-    def compiler(seen: Seen, graph, examples):
+    def compiler(seen: NotingBackend, graph, examples):
         from torch._inductor.compile_fx import compile_fx
 
         seen.lacks = _lacks(examples)
@@ -230,7 +230,7 @@ def _compile(call: Callable, inputs, changed: dict) -> tuple[Callable, float, in
         with contextlib.nullcontext() if first else _own_cache(folder):
             return compile_fx(graph, examples, config_patches=changed)
 
-    seen = Seen(compiler)
+    seen = NotingBackend(compiler)
     weakref.finalize(seen, shutil.rmtree, folder, ignore_errors=True)  # what later compilations leave
     with quiet(seen):
         from torch._inductor import metrics

@@ -109,7 +109,7 @@ def worked(call: Callable[[], object], times: int = 3) -> Samples:
 # -- who chooses
 
 
-class _Seen(TorchDispatchMode):
+class _Dispatched(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.names: list[str] = []
@@ -125,7 +125,7 @@ def dispatched(call: Callable[[], object]) -> list[str]:
     Slow: count with it, never time in it. Code that torch.compile made is not looked into.
     """
     given.check("dispatched", call)
-    with _Seen() as seen:
+    with _Dispatched() as seen:
         call()
     return seen.names
 

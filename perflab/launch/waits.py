@@ -99,13 +99,13 @@ def host_syncs(step: Callable[[], object]) -> list[Sync]:
     """
     given.check("host_syncs", step)
     step()
-    seen = _Seen()
+    seen = _Waits()
     with _second_witness(seen), _Operators(seen), _Calls(seen), _explicit(seen):
         step()
     return seen.lines()
 
 
-class _Seen:
+class _Waits:
     """What was seen, by place, for real devices and for the CPU apart."""
 
     def __init__(self):
@@ -143,7 +143,7 @@ class _Seen:
 
 
 class _Operators(TorchDispatchMode):
-    def __init__(self, seen: _Seen):
+    def __init__(self, seen: _Waits):
         super().__init__()
         self.seen = seen
 
@@ -168,7 +168,7 @@ class _Calls(TorchFunctionMode):
     On a device `.cpu()` makes a copy, which is on the host from then on; so it does here, to tell the two apart.
     """
 
-    def __init__(self, seen: _Seen):
+    def __init__(self, seen: _Waits):
         super().__init__()
         self.seen = seen
 
@@ -193,7 +193,7 @@ class _Calls(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _explicit(seen: _Seen):
+def _explicit(seen: _Waits):
     """torch.cuda.synchronize() is no operator: it is watched while `step` runs."""
     plain = torch.cuda.synchronize
 
@@ -209,7 +209,7 @@ def _explicit(seen: _Seen):
 
 
 @contextlib.contextmanager
-def _second_witness(seen: _Seen):
+def _second_witness(seen: _Waits):
     """torch's own warnings of synchronising calls, where a device is in use; other warnings go on their way."""
     if not torch.cuda.is_initialized():
         yield

@@ -72,7 +72,7 @@ class Advice:
 
 def _states(loader: DataLoader) -> dict[str, dict[str, str]]:
     found = guards(loader)
-    alarms = {a.guard: {"alarm": f"{a.what} {a.way_out}"} for a in found.alarms}
+    alarms = {a.about: {"alarm": f"{a.what} {a.way_out}"} for a in found.alarms}
     return {c.guard: {"state": c.state} | alarms.get(c.guard, {}) for c in found.checks}
 
 

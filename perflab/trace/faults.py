@@ -49,7 +49,7 @@ LEAST_SWELL = 0.35
 allocates gradients, so an ordinary step swells by a layer or two, or by a loss in fp32."""
 
 
-class Finding(NamedTuple):
+class Fault(NamedTuple):
     """A fault: share of the span (of the peak for memory), where, one sentence, and the gain at most (a factor)."""
 
     name: str
@@ -59,17 +59,17 @@ class Finding(NamedTuple):
     gain: float
 
 
-def findings(trace) -> list[Finding]:
+def findings(trace) -> list[Fault]:
     """The faults of a Trace, the largest share first; see `trace.Trace.findings`."""
     rules = (_waits, _copies, _host, _one_block, _memory)
     found = [finding for rule in rules for finding in rule(trace)]
     return sorted(found, key=lambda f: (f.name == MEMORY, -f.share))
 
 
-def _timed(name: str, share: float, where: Where, what: str) -> Finding:
+def _timed(name: str, share: float, where: Where, what: str) -> Fault:
     gain = 1 / (1 - share) if share < 1 else float("inf")
     sentence = f"{name}: {what} Without it, at most {gain:.2f} times as fast."
-    return Finding(name, share, where, sentence, gain)
+    return Fault(name, share, where, sentence, gain)
 
 
 def _waits(trace):
@@ -224,4 +224,4 @@ def _memory(trace):
     if share >= LEAST_SWELL:
         what = f"allocated memory is highest in step {peak.where.step}, {swell.peak / 2**20:,.0f} MiB"
         why = f"{share:.0%} of it is there neither when backward begins nor when it ends"
-        yield Finding(MEMORY, share, peak.where, f"{MEMORY}: {what}, {peak.where}; {why}.", 1.0)
+        yield Fault(MEMORY, share, peak.where, f"{MEMORY}: {what}, {peak.where}; {why}.", 1.0)

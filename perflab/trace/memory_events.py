@@ -7,7 +7,7 @@ import numpy as np
 from .host import NODE, Where, Whereabouts, step_number
 
 
-class Peak(NamedTuple):
+class MemoryPeak(NamedTuple):
     """Where the device's allocated memory was highest, of the allocations that the trace has."""
 
     bytes: int
@@ -24,13 +24,13 @@ class Swell(NamedTuple):
     after: int
 
 
-def peak(places: Whereabouts, device: int) -> Peak | None:
+def peak(places: Whereabouts, device: int) -> MemoryPeak | None:
     """None where the trace has no allocations: they need profile_memory=True."""
     mine = [event for event in places.recording.memory if event[2] == device]
     if not mine:
         return None
     time, thread, _, total = max(mine, key=lambda event: event[3])
-    return Peak(total, time, places.one(thread, time))
+    return MemoryPeak(total, time, places.one(thread, time))
 
 
 def swells(places: Whereabouts, device: int) -> list[Swell]:

@@ -243,7 +243,7 @@ class Trace:
     # -- memory, findings
 
     @functools.cached_property
-    def peak(self) -> memory_events.Peak | None:
+    def peak(self) -> memory_events.MemoryPeak | None:
         """Where allocated memory was highest; None without profile_memory=True."""
         return memory_events.peak(self.places, self.device)
 
@@ -253,7 +253,7 @@ class Trace:
         return memory_events.swells(self.places, self.device)
 
     @functools.cached_property
-    def findings(self) -> list["faults.Finding"]:
+    def findings(self) -> list["faults.Fault"]:
         """What is wrong, the largest share first; empty for a device that is kept busy."""
         return faults.findings(self)
 

@@ -10,7 +10,6 @@ from torch import nn
 from perflab import PerflabError
 from perflab.bench import machine
 from perflab.launch import breaks, capturable, graphs
-from perflab.roofline import work
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_no_cuda = pytest.mark.skipif(machine.cuda_devices() > 0, reason="says what a machine without CUDA hears")
@@ -261,7 +260,7 @@ def generates(x):
         (lambda x, y: 1, "missing a required argument: 'y'"),
     ],
 )
-@pytest.mark.parametrize("ask", [capturable.forbids, graphs.capture, breaks.breaks, work.counted])
+@pytest.mark.parametrize("ask", [capturable.forbids, graphs.capture, breaks.breaks])
 def test_what_cannot_be_called_with_its_inputs_is_one_sentence(ask, call, word):
     with pytest.raises(PerflabError, match=word) as caught:
         ask(call, X)

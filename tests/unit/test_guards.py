@@ -39,7 +39,7 @@ def loader(dataset, workers=2, **more):
 
 
 def alarms(found):
-    return {alarm.guard for alarm in found.alarms}
+    return {alarm.about for alarm in found.alarms}
 
 
 def states(found):
@@ -468,7 +468,7 @@ def test_a_class_of_a_notebook_is_named():
         "from torch.utils.data import DataLoader, Dataset\nfrom perflab.loading.guards import guards\n"
         "class Cell(Dataset):\n    def __len__(self): return 8\n    def __getitem__(self, i): return i\n"
         "found = guards(DataLoader(Cell(), num_workers=1, multiprocessing_context='forkserver'))\n"
-        "print([(a.guard, 'Cell is defined in the notebook' in a.what) for a in found.alarms])\n"
+        "print([(a.about, 'Cell is defined in the notebook' in a.what) for a in found.alarms])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["[('pickling', True)]"] and done.stderr == ""

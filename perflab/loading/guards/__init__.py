@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from perflab.bench.interrupt import Interruptible
 from perflab.bench.settings import budget
 from perflab.errors import PerflabError
+from perflab.show.table import Alarm
 
 from . import rules_random, rules_resources, rules_samples
 from .case import Alone, Case
@@ -28,7 +29,7 @@ from .double import double
 from .pickled import start_method
 from .probe import Parts
 from .reference import alone
-from .rules_samples import ALARM, Check, Seen
+from .rules_samples import ALARM, Check, Evidence
 from .walk import put_back, shared
 from .workers import as_it_stands, by_one_worker, crews, offsets, stream_crews, verify
 
@@ -47,19 +48,6 @@ RULES = {
 }
 START_S = 30.0  # that a fork server may take to import torch
 MOST_WORKERS = 8  # of a crew that reads on trial
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """One thing that is wrong: what in a sentence, the figures by which it was seen, the way out in a sentence."""
-
-    guard: str
-    what: str
-    seen: str
-    way_out: str
-
-    def __str__(self):
-        return f"{self.guard}: {self.what} {self.way_out}".strip()
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,7 @@ class Guards:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        return tuple(Alarm(c.guard, c.what, c.seen, c.way_out) for c in self.checks if c.state == ALARM)
+        return tuple(Alarm(c.what, c.seen, c.way_out, about=c.guard) for c in self.checks if c.state == ALARM)
 
     @property
     def clear(self) -> bool:
@@ -151,7 +139,7 @@ def _as_loader(given) -> tuple[DataLoader, bool]:
         return DataLoader(given, batch_size=8, num_workers=2), True
 
 
-def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, door: Interruptible) -> Seen:
+def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, door: Interruptible) -> Evidence:
     method = start_method(loader)
     full = budget() == "full"
     workers = min(loader.num_workers or 2, MOST_WORKERS)
@@ -160,7 +148,7 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
     start = "fork" if method == "fork" else "forkserver"
     times = (6.0, 20.0) if full else (0.6, 2.0)
     case = Case(loader, parts, max(2, workers), method, start, epochs, timeout_s, *times)
-    seen = Seen(case, Alone(), bare, threads=psutil.Process().num_threads(), fds=count_fds())
+    seen = Evidence(case, Alone(), bare, threads=psutil.Process().num_threads(), fds=count_fds())
     seen.fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     seen.kept = _kept_tensors()
 
@@ -200,7 +188,7 @@ def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, d
     return seen
 
 
-def _settle(seen: Seen):
+def _settle(seen: Evidence):
     """What reading alone said, in the form that later readings compare with."""
     facts, alone = seen.facts, seen.alone
     alone.keys, alone.total = facts.get("keys", []), facts.get("total", 0)
@@ -243,4 +231,4 @@ def _kept_tensors() -> int:
     return kept
 
 
-__all__ = ["Alarm", "Check", "Guards", "guards"]
+__all__ = ["Check", "Guards", "guards"]

@@ -29,7 +29,7 @@ PACKAGE = os.path.dirname(paths.__file__)
 
 
 @dataclass
-class Outcome:
+class CopyOutcome:
     """What a double said, in order, and how it ended: "" is well, "silent", "killed by signal 9", or its error.
 
     `where` is the line that a silent one stood at.
@@ -40,7 +40,7 @@ class Outcome:
     where: str = ""
 
 
-def double(act: Callable[[Callable], object], silence_s: float) -> Outcome:
+def double(act: Callable[[Callable], object], silence_s: float) -> CopyOutcome:
     """Run `act(say)` in a forked copy of this process; what it says comes back.
 
     A copy that says nothing for `silence_s` seconds is ended, and so is everything it started, whichever
@@ -71,7 +71,7 @@ def double(act: Callable[[Callable], object], silence_s: float) -> Outcome:
     return heard
 
 
-def _listen(here, child, silence_s: float) -> Outcome:
+def _listen(here, child, silence_s: float) -> CopyOutcome:
     said, last = [], time.monotonic()
     while True:
         gone = child.exitcode is not None  # asked first: what it said before is still to be read
@@ -79,16 +79,16 @@ def _listen(here, child, silence_s: float) -> Outcome:
             while here.poll(0 if gone else POLL_S):
                 kind, what = here.recv()
                 if kind == "end":
-                    return Outcome(said, what)
+                    return CopyOutcome(said, what)
                 said.append(what)
                 last = time.monotonic()
         except EOFError:
             child.join(POLL_S)
         if gone:
             code = child.exitcode
-            return Outcome(said, f"killed by signal {-code}" if code < 0 else f"ended with status {code}")
+            return CopyOutcome(said, f"killed by signal {-code}" if code < 0 else f"ended with status {code}")
         if time.monotonic() - last > silence_s:
-            return Outcome(said, "silent")
+            return CopyOutcome(said, "silent")
 
 
 def _live(act, here, there, lifeline, held, trace, silence_s, folder):

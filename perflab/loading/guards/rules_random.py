@@ -5,12 +5,12 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from .digest import SOURCES
-from .rules_samples import ALARM, FINE, NOT_CHECKED, Seen, hindered
+from .rules_samples import ALARM, FINE, NOT_CHECKED, Evidence, hindered
 
 RESEED = "Make the generator in the worker, from torch.utils.data.get_worker_info().seed: in worker_init_fn, or lazily."
 
 
-def random_streams(seen: Seen):
+def random_streams(seen: Evidence):
     if reason := hindered(seen):
         return reason
     kind = "streams" if seen.case.streams else "draws"
@@ -39,7 +39,7 @@ def random_streams(seen: Seen):
     return FINE, what, f"streams in use: {_named(moved) or 'of its own'}"
 
 
-def _order_only(seen: Seen) -> bool:
+def _order_only(seen: Evidence) -> bool:
     """Are the samples of all workers together those of one process? Then its own generators set their order alone."""
     whole = np.sort(seen.alone.stream["digests"])
     crews = seen.crew(content=True)
@@ -61,7 +61,7 @@ def _named(names) -> str:
     return ", ".join(name or "a generator of its own" for name in names)
 
 
-def set_epoch(seen: Seen):
+def set_epoch(seen: Evidence):
     alone, workers = seen.facts.get("epoch_alone"), seen.facts.get("epoch_workers")
     if alone is None:
         if reason := hindered(seen):
@@ -86,7 +86,7 @@ def set_epoch(seen: Seen):
     return FINE, f"Persistent workers see set_epoch of {paths}, or it changes no sample."
 
 
-def last_batch(seen: Seen):
+def last_batch(seen: Evidence):
     if seen.bare:
         return NOT_CHECKED, "A dataset alone has no batches; give its DataLoader."
     if seen.case.streams:
@@ -118,7 +118,7 @@ def last_batch(seen: Seen):
     return FINE, f"All batches are alike{f'; drop_last leaves out {lost:,} samples' if lost else ''}.", figures
 
 
-def _last_of_streams(seen: Seen, size: int):
+def _last_of_streams(seen: Evidence, size: int):
     crews = seen.crew(crew=seen.case.workers, content=True)
     if not crews or not all(r["ended"] for r in crews[0]["streams"].values()):
         return NOT_CHECKED, "The stream was not read to its end by workers."

@@ -5,7 +5,7 @@ import torch.multiprocessing
 from perflab.bench import machine
 from perflab.bench.units import quantity
 
-from .rules_samples import ALARM, FINE, NOT_CHECKED, Seen, hindered
+from .rules_samples import ALARM, FINE, NOT_CHECKED, Evidence, hindered
 
 PILE_OBJECTS, PILE_BYTES = 100_000, 8 * 2**20
 GROWTH_BYTES = 8 * 2**20  # that a worker must have gained before growth is taken for more than noise
@@ -13,7 +13,7 @@ FEW_DESCRIPTORS = 512  # a soft limit below it is unusual; 1,024 is the least th
 BUSY_SHARE, BUSY_NS = 0.25, 20_000_000  # of the busiest thread's CPU time, and in all: a thread that works
 
 
-def file_handles(seen: Seen):
+def file_handles(seen: Evidence):
     if reason := hindered(seen):
         return reason
     if not seen.crews:
@@ -47,7 +47,7 @@ def file_handles(seen: Seen):
     return FINE, "The dataset carries no open file into its workers."
 
 
-def memory_growth(seen: Seen):
+def memory_growth(seen: Evidence):
     piles = seen.facts.get("piles", {})
     objects, size = (sum(pile[i] for pile in piles.values()) for i in (0, 1))
     crew = next((c for c in seen.crews if c["census"] and not c.get("content", False)), None) or next(
@@ -78,7 +78,7 @@ def memory_growth(seen: Seen):
     return _unbounded(seen, crew, gained, figures) or (FINE, "Workers keep to their size.", figures)
 
 
-def _leak(seen: Seen, crew, counted: list[list[dict]]):
+def _leak(seen: Evidence, crew, counted: list[list[dict]]):
     """What grows with every reading of the same samples grows for ever."""
     reads = crew["again"] / max(1, 2 * len(counted)) if crew else 0
     for c in counted:
@@ -107,7 +107,7 @@ def _leak(seen: Seen, crew, counted: list[list[dict]]):
     return None
 
 
-def _unbounded(seen: Seen, crew: dict, gained: int, figures: str):
+def _unbounded(seen: Evidence, crew: dict, gained: int, figures: str):
     """A cache whose end is beyond memory: growth of a sample times the samples of the dataset times the workers."""
     read = crew["compared"] / max(1, crew["crew"])
     if seen.case.streams or gained < GROWTH_BYTES or read < 16:
@@ -122,7 +122,7 @@ def _unbounded(seen: Seen, crew: dict, gained: int, figures: str):
     return ALARM, what, figures, "Bound the cache, or share one between the workers (a file, a memory map)."
 
 
-def threads(seen: Seen):
+def threads(seen: Evidence):
     if reason := hindered(seen):
         return reason
     counted = [c for crew in seen.crews for c in crew["census"].values() if c]
@@ -149,7 +149,7 @@ def _busy(before: dict[int, int], after: dict[int, int]) -> int:
     return sum(1 for ns in spent if ns >= max(BUSY_NS, BUSY_SHARE * spent[0])) if spent else 1
 
 
-def descriptors(seen: Seen):
+def descriptors(seen: Evidence):
     """Who keeps a tensor that a worker sent keeps a descriptor open with it.
 
     A loop is not seen from its loader, so that one which would keep an epoch's batches is an alarm only where
@@ -196,7 +196,7 @@ def descriptors(seen: Seen):
     return FINE, f"A loop that lets its batches go needs few; one that keeps them stops at {kept:,} batches.", figures
 
 
-def _batches(seen: Seen) -> float:
+def _batches(seen: Evidence) -> float:
     """Batches of an epoch, as far as known."""
     if seen.case.streams:
         return len(seen.alone.stream.get("digests", ())) / (seen.case.loader.batch_size or 1)
@@ -212,7 +212,7 @@ def _slope(held: list[int]) -> float:
     return (half[-1] - half[0]) / (len(half) - 1)
 
 
-def _worker_leak(seen: Seen):
+def _worker_leak(seen: Evidence):
     """Does a worker open something for each sample and never close it?"""
     for crew in seen.crews:
         counted = [c for c in crew["census"].values() if len(c) >= 4]

@@ -29,7 +29,7 @@ class Check:
 
 
 @dataclass
-class Seen:
+class Evidence:
     """All that was seen of one loader."""
 
     case: Case
@@ -53,7 +53,7 @@ class Seen:
         return [c for c in self.crews if all(c.get(k) == v for k, v in wanted.items())]
 
 
-def hindered(seen: Seen) -> tuple[str, str] | None:
+def hindered(seen: Evidence) -> tuple[str, str] | None:
     """Why nothing can be said that needs samples from workers."""
     if seen.facts.get("devices"):
         return NOT_CHECKED, "The samples are no CPU tensors; mend that first."
@@ -64,7 +64,7 @@ def hindered(seen: Seen) -> tuple[str, str] | None:
     return None
 
 
-def pickling(seen: Seen):
+def pickling(seen: Evidence):
     if why := seen.facts.get("unsendable"):
         what = f"A worker cannot send a batch to the main process ({why}), and the loop would wait for it for ever."
         return (
@@ -94,7 +94,7 @@ def pickling(seen: Seen):
     return ALARM, f"Workers are started by {method} here, and {what}.", figures, way_out
 
 
-def device(seen: Seen):
+def device(seen: Evidence):
     found = sorted({*seen.facts.get("devices", ()), *seen.facts.get("devices_batch", ())})
     for crew in seen.crews:
         found += sorted(set().union(*(s.get("devices", ()) for s in crew.get("streams", {}).values())) - set(found))
@@ -113,7 +113,7 @@ def device(seen: Seen):
     return FINE, "Samples are made on the CPU."
 
 
-def same_samples(seen: Seen):
+def same_samples(seen: Evidence):
     if early := _unreadable(seen):
         return early
     if reason := hindered(seen):
@@ -121,7 +121,7 @@ def same_samples(seen: Seen):
     return _same_stream(seen) if seen.case.streams else _same_items(seen)
 
 
-def _unreadable(seen: Seen):
+def _unreadable(seen: Evidence):
     """Samples or batches that cannot be made at all."""
     case = seen.case
     if "timed out" in seen.ended or seen.ended == "silent":
@@ -166,7 +166,7 @@ def _unreadable(seen: Seen):
     return None
 
 
-def _same_items(seen: Seen):
+def _same_items(seen: Evidence):
     alone = seen.alone
     crews = [c for c in seen.crews if c["compared"]]
     if not crews:
@@ -199,7 +199,7 @@ def _same_items(seen: Seen):
     return FINE, f"{many} are the same with {counts}.", f"{rounds:,} samples compared in workers"
 
 
-def _same_stream(seen: Seen):
+def _same_stream(seen: Evidence):
     whole = seen.alone.stream
     if not whole["ended"]:
         return NOT_CHECKED, f"The stream had not ended after {len(whole['digests']):,} samples, so none can be missed."
@@ -219,7 +219,7 @@ def _same_stream(seen: Seen):
     return FINE, f"All samples of the workers are among the {len(whole['digests']):,} that one process reads."
 
 
-def own_generator_decides(seen: Seen) -> bool:
+def own_generator_decides(seen: Evidence) -> bool:
     """Do workers give samples that are new here, while a generator of the stream's own moves on between samples?"""
     known = seen.alone.stream["digests"]
     for crew in seen.crew(content=True):
@@ -234,7 +234,7 @@ def _all(crew: dict) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.uint64), *(read["digests"] for read in crew["streams"].values())])
 
 
-def lost_or_doubled(seen: Seen):
+def lost_or_doubled(seen: Evidence):
     if not seen.case.streams:
         epoch = seen.facts.get("epoch")
         if not epoch:
