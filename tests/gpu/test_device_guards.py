@@ -24,7 +24,7 @@ class OnDevice(Dataset):
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_samples_on_the_gpu_are_named(method):
     found = guards(DataLoader(OnDevice(), 8, num_workers=2, multiprocessing_context=method))
-    assert {alarm.guard for alarm in found.alarms} == {"device"}, str(found)
+    assert {alarm.about for alarm in found.alarms} == {"device"}, str(found)
 
 
 def test_a_gpu_in_use_here_disturbs_no_right_loader():

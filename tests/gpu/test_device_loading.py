@@ -61,7 +61,7 @@ class OnDevice(Dataset):
 
 def test_a_dataset_that_returns_cuda_tensors_is_named_and_nothing_hangs():
     found = guards(DataLoader(OnDevice(), 2, num_workers=2, multiprocessing_context="fork"))
-    assert "device" in {a.guard for a in found.alarms}
+    assert "device" in {a.about for a in found.alarms}
     assert "cpu" in found["device"].way_out.lower()
 
 

@@ -129,11 +129,11 @@ def test_a_wait_in_backward_is_found_on_the_thread_of_the_device():
     assert line_of(Peeks.backward, "grad.sum().item()") in {s.line for s in found}
 
 
-@pytest.mark.parametrize(("pinned", "late", "waits"), [(False, False, 1), (True, False, 1), (True, True, 0)])
-def test_a_copy_to_the_device_waits_unless_it_is_pinned_and_asked_not_to(pinned, late, waits):
+@pytest.mark.parametrize(("pinned", "late", "expected"), [(False, False, 1), (True, False, 1), (True, True, 0)])
+def test_a_copy_to_the_device_waits_unless_it_is_pinned_and_asked_not_to(pinned, late, expected):
     x = torch.randn(1024, 1024)
     x = x.pin_memory() if pinned else x
-    assert len(waits.host_syncs(lambda: x.to("cuda", non_blocking=late))) == waits
+    assert len(waits.host_syncs(lambda: x.to("cuda", non_blocking=late))) == expected
 
 
 # -- the peak
