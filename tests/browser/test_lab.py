@@ -158,7 +158,7 @@ def test_a_learner_opens_runs_predicts_and_explores(notebook, lab, browser, note
     SHOTS.mkdir(parents=True, exist_ok=True)
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     try:
-        run_all(page, f"{url}/lab/tree/notebooks/{notebook.name}?token=perflab")
+        run_all(page, f"{url}/lab/workspaces/{notebook.stem}/tree/notebooks/{notebook.name}?token=perflab")
         source = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "code")
         if "predict(" in source:
             lock_a_prediction(page)
