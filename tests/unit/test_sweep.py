@@ -52,7 +52,7 @@ def trials(few):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("neighbours", [0, 2], ids=["quiet", "loaded"])
+@pytest.mark.parametrize("neighbours", [0, pytest.param(2, marks=pytest.mark.weekly)], ids=["quiet", "loaded"])
 def test_a_gate_of_four_is_found_and_no_other_knee(neighbours, busy_neighbours, note):
     """The whole bar, 20 sweeps each, with PERFLAB_TRIALS=20."""
     dataset, seen = Gated(multiprocessing.get_context("fork").Semaphore(4)), []
@@ -87,7 +87,7 @@ class Computing(Dataset):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("neighbours", [0, 4], ids=["quiet", "loaded"])
+@pytest.mark.parametrize("neighbours", [0, pytest.param(4, marks=pytest.mark.weekly)], ids=["quiet", "loaded"])
 def test_work_that_fills_cores_has_its_knee_at_the_cores_or_none_under_load(neighbours, busy_neighbours):
     n = machine.cores()
     with busy_neighbours(neighbours):

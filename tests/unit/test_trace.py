@@ -50,7 +50,7 @@ def timed(call, clock):
     return clock() - began
 
 
-@pytest.mark.parametrize("neighbours", [0, 2], ids=["quiet", "loaded"])
+@pytest.mark.parametrize("neighbours", [0, pytest.param(2, marks=pytest.mark.weekly)], ids=["quiet", "loaded"])
 def test_a_planted_stage_costs_what_the_same_call_costs_alone(neighbours, busy_neighbours):
     planted, ratios = Planted(), {"read": [], "wait": [], "spin": []}
     clocks = {"read": time.perf_counter, "wait": time.perf_counter, "spin": time.thread_time}
