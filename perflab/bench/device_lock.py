@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from perflab.errors import PerflabError
 
+POLL_S = 0.01
 _INHERITED = "PERFLAB_SEAT_HELD"  # devices whose seat this process or a parent holds, by comma
 
 
@@ -56,12 +57,13 @@ def hold(name: str, stop: Callable[[], None] = lambda: None, timeout_s: float | 
     began, where = time.monotonic(), folder()
     holder = where / f"{name}.json"
     limit = _timeout_s() if timeout_s is None else timeout_s
-    how = {"timeout": limit, "poll_interval": 0.01, "cancel_check": lambda: bool(stop())}
     try:
-        where.mkdir(mode=0o1777, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            where.mkdir(parents=True)
+            where.chmod(0o1777)  # every user of the host takes part; mkdir's own mode is cut by the umask
         seat, turn = (FileLock(where / f"{name}.{kind}", mode=0o666) for kind in ("lock", "turn"))
-        with turn.acquire(**how):
-            seat.acquire(**how)
+        with _acquired(turn, stop, began + limit):
+            _acquired(seat, stop, began + limit)
     except Timeout:
         raise PerflabError(
             f"The seat of {name} is held by {_holder(holder)}: wait for it, end that process, or "
@@ -76,11 +78,23 @@ def hold(name: str, stop: Callable[[], None] = lambda: None, timeout_s: float | 
         seat.release()  # one of the two levels: the block holds the other
         with contextlib.suppress(OSError):  # a courtesy to those who wait
             holder.write_text(json.dumps({"pid": os.getpid(), "since": time.strftime("%H:%M:%S")}))
+            holder.chmod(0o666)
         os.environ[_INHERITED] = ",".join(filter(None, [before, name]))
         try:
             yield time.monotonic() - began
         finally:
             os.environ.pop(_INHERITED) if not before else os.environ.update({_INHERITED: before})
+
+
+def _acquired(lock: FileLock, stop: Callable[[], None], until: float):
+    """Wait for the lock, asking `stop` again and again. Raises filelock's Timeout once `until` has passed."""
+    while True:
+        with contextlib.suppress(Timeout):
+            return lock.acquire(timeout=0)
+        stop()
+        if time.monotonic() > until:
+            raise Timeout(lock.lock_file)
+        time.sleep(POLL_S)
 
 
 def _holder(note: Path) -> str:

@@ -91,3 +91,15 @@ def test_a_wrong_setting_is_one_sentence(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(PerflabError, match=name), device_lock.hold("cpu"):
         pass
+
+
+def test_every_user_of_the_host_may_take_part(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERFLAB_SEATS", str(tmp_path / "shared" / "seats"))
+    before = os.umask(0o077)
+    try:
+        with device_lock.hold("cpu"):
+            modes = {p.name: p.stat().st_mode & 0o777 for p in device_lock.folder().iterdir()}
+    finally:
+        os.umask(before)
+    assert device_lock.folder().stat().st_mode & 0o7777 == 0o1777
+    assert modes["cpu.lock"] == modes["cpu.json"] == 0o666
