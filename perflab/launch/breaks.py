@@ -16,9 +16,10 @@ from pathlib import Path
 
 import torch
 
+from perflab.bench.code import Place, is_own, place
 from perflab.errors import PerflabError
 
-from . import given, waits
+from . import given
 
 _LOUD = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._logging", "torch.fx")
 _BREAKS_LOG = "torch._dynamo.symbolic_convert.__graph_breaks"
@@ -34,7 +35,7 @@ class Break:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.operator} ({waits.place(self.file, self.line)}): {self.cause}"
+        return f"{self.operator} ({Place(self.file, self.line)}): {self.cause}"
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ class NotingBackend:
 
     def broke(self, reason: str, frames: list[tuple[str, int]]):
         """Note a break, whose (path, line) frames stand outermost first."""
-        own = next((frame for frame in reversed(frames) if waits.is_own(frame[0])), ("", 0))
-        file, line, _ = waits.named(*own)
-        file = Path(file).name
+        own = next((frame for frame in reversed(frames) if is_own(frame[0])), ("", 0))
+        here = place(*own)
+        file, line = Path(here.file).name, here.line
         if any(path == logging.__file__ for path, _ in frames):
             reason = "logging.Logger"
         if not any((b.file, b.line) == (file, line) for b in self.breaks):

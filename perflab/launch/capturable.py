@@ -14,12 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from perflab.bench.code import Place
+from perflab.bench.code import Place, caller
 from perflab.bench.plan import Job, Plan
 from perflab.bench.process import fresh
 from perflab.errors import PerflabError
 
-from . import given, waits
+from . import given
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class CaptureWatch(TorchDispatchMode):
         self._functions = _Functions(self)
 
     def forbid(self, why: str, operator: str = ""):
-        file, line = waits.where(self._thread)
-        place = Place(Path(file).name, line)
+        here = caller(self._thread)
+        place = Place(Path(here.file).name, here.line)
         operator = operator or _SAID.get(self.function, self.function)
         if not any(f.place == place and f.operator == operator for f in self.found):
             self.found.append(Forbidden(operator, why, place))

@@ -5,9 +5,7 @@ they are the ones that would wait. Timing has no place here, since a mode slows 
 """
 
 import contextlib
-import linecache
 import sys
-import sysconfig
 import threading
 import warnings
 from collections.abc import Callable
@@ -19,12 +17,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from perflab.bench.code import Place, caller, frames, is_instrument
+
 from . import given
 
-_TORCH = str(Path(torch.__file__).parent)
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
-_PERFLAB = str(Path(__file__).resolve().parent.parent)
-_STDLIB = sysconfig.get_paths()["stdlib"]
 HOST = ("cpu", "meta")
 _WARNS = "synchronizing CUDA operation"  # of torch.cuda.set_sync_debug_mode
 
@@ -55,23 +52,13 @@ class Sync:
 
     @property
     def place(self) -> str:
-        return place(self.file, self.line)
+        return str(Place(self.file, self.line))
 
     def __str__(self):
         times = f", {self.count} times" if self.count > 1 else ""
         return f"{self.place}: {self.code or '(source not at hand)'}  [{self.operator}{times}]"
 
     __repr__ = __str__
-
-
-def place(file: str, line: int) -> str:
-    """A place in words that are the same on every machine: "cell, line 5" or "train.py, line 27"."""
-    return f"{Path(file).name}, line {line}" if line else "a place that no Python frame tells"
-
-
-def where(thread: int | None = None) -> tuple[str, int]:
-    """File and line of `found`."""
-    return found(thread)[:2]
 
 
 def waits(operator, args: tuple, kwargs: dict) -> bool:
@@ -125,14 +112,13 @@ class _Waits:
     def add(self, name: str, real: bool):
         if self.deaf:
             return
-        file, line, code = found(self.owner)
-        self.found.setdefault((real, file, line), [code]).append(name)
+        here = caller(self.owner)
+        self.found.setdefault((real, here.file, here.line), [here.code]).append(name)
 
     def witnessed(self):
         """A wait that torch tells of: new only where no operator told of it at that place."""
-        file, line, code = found(self.owner)
-        if (True, file, line) not in self.found:
-            self.found[True, file, line] = [code, "a synchronising CUDA call"]
+        here = caller(self.owner)
+        self.found.setdefault((True, here.file, here.line), [here.code, "a synchronising CUDA call"])
 
     def lines(self) -> list[Sync]:
         return [
@@ -273,55 +259,11 @@ def _tensors(args):
 # -- frames
 
 
-def _frames(frame):
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_cell(file: str) -> bool:
-    return file.startswith("<ipython-input-") or "/ipykernel_" in file or "/ipython-input-" in file
-
-
-def _is_instrument(file: str) -> bool:
-    return file.startswith((_TORCH, _PERFLAB))
-
-
-def is_own(file: str) -> bool:
-    """The learner's own code: a cell or a file outside libraries."""
-    if _is_cell(file):
-        return True
-    library = file.startswith(("<", _STDLIB)) or "site-packages" in file or "dist-packages" in file
-    return not (library or _is_instrument(file))
-
-
-def found(thread: int | None) -> tuple[str, int, str]:
-    """File, line and its text of the innermost frame of the learner's own code: not torch, not perflab, no library.
-
-    `thread` is the one to look at when this one has no such frame: a backward pass runs on threads of its own,
-    while the thread that asked for it stands still. Without any, the innermost frame outside torch and perflab;
-    ("", 0, "") where there is none either.
-    """
-    stacks = [sys._getframe(1)]  # its own frame in its own variable would keep every tensor of the step alive
-    if thread is not None and thread != threading.get_ident():
-        stacks.append(sys._current_frames().get(thread))
-    for right in (is_own, lambda file: not _is_instrument(file)):
-        for frame in (f for start in stacks for f in _frames(start)):
-            if right(frame.f_code.co_filename):
-                return named(frame.f_code.co_filename, frame.f_lineno)
-    return "", 0, ""
-
-
-def named(file: str, line: int) -> tuple[str, int, str]:
-    """A frame's file as it is shown ("cell" for a notebook's), its line, and that line's text."""
-    return "cell" if _is_cell(file) else file, line, linecache.getline(file, line).strip()
-
-
 def _own_counter() -> bool:
     """Is it an optimizer that reads its step counter? On a device that counter stays on the CPU."""
-    for frame in _frames(sys._getframe()):
+    for frame in frames(sys._getframe()):
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _PERFLAB)):
+        if not is_instrument(file):
             return False
         if file.startswith(_OPTIMIZERS) and frame.f_code.co_name == "_get_value":
             return True

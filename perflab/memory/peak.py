@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from perflab.bench import machine
+from perflab.bench.code import Place, caller, is_own, place
 from perflab.bench.units import quantity
 from perflab.errors import PerflabError
-from perflab.launch import given, waits
+from perflab.launch import given
 
 from .phases import FORWARD, PHASES, Phases
 
@@ -39,7 +40,7 @@ class Alive:
 
     @property
     def place(self) -> str:
-        return waits.place(self.file, self.line) if self.line else self.file or self.phase
+        return str(Place(self.file, self.line)) if self.line else self.file or self.phase
 
     def __str__(self):
         return f"{quantity(self.bytes, 'bytes')}, {self.phase}, {self.place}: {self.code}".rstrip(": ")
@@ -153,8 +154,8 @@ class _Storages(TorchDispatchMode):
         self.open[key] = number, weakref.ref(storage, lambda _: self._gone(number, nbytes))
         self.changes.append((number, nbytes, self.phases.at))
         if made:
-            file, line, code = waits.found(self.owner)
-            self.made[number] = Alive(nbytes, file, line, code, self.phases.at[1])
+            here = caller(self.owner)
+            self.made[number] = Alive(nbytes, here.file, here.line, here.code, self.phases.at[1])
         else:
             self.made[number] = Alive(nbytes, BEFORE, 0, "", "parameters and inputs")
             if self.phases.step == 1:
@@ -269,7 +270,7 @@ def _read(events: list[dict], marks) -> tuple[list, dict[int, Alive]]:
 def _made(event: dict, phase: str) -> Alive:
     """An allocation with the innermost frame of the learner's own code; backward's threads have none."""
     for frame in event.get("frames", ()):
-        if waits.is_own(frame["filename"]):
-            file, line = frame["filename"], frame["line"]
-            return Alive(event["size"], *waits.named(file, line), phase)
+        if is_own(frame["filename"]):
+            here = place(frame["filename"], frame["line"])
+            return Alive(event["size"], here.file, here.line, here.code, phase)
     return Alive(event["size"], "", 0, "", phase)

@@ -17,6 +17,7 @@ from torch import nn
 
 from perflab import PerflabError, paths, question
 from perflab.bench import timing
+from perflab.bench.code import caller
 from perflab.launch import waits
 from perflab.memory import peak
 from perflab.trace import exercises, explorer, profile, read
@@ -185,10 +186,10 @@ def test_a_notebooks_cell_is_called_cell():
 
 def test_without_a_frame_of_ones_own_another_thread_is_looked_at():
     seen = []
-    bare = threading.Thread(target=lambda thread: seen.append(waits.found(thread)), args=(threading.get_ident(),))
+    bare = threading.Thread(target=lambda thread: seen.append(caller(thread)), args=(threading.get_ident(),))
     bare.start()
     bare.join()
-    assert seen[0][0] == THIS and seen[0][1] > 0
+    assert seen[0].file == THIS and seen[0].line > 0
 
 
 def test_all_is_as_it_was_after_a_step_that_raises():
