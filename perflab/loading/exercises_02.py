@@ -1,6 +1,5 @@
 """Exercises of notebook 02: a dataset with three faults, and the bytes that a loader keeps in flight."""
 
-import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,9 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from perflab.bench import cleanup, interrupt
-from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.study import vary
-from perflab.learn.question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
+from perflab.learn.question import INCORRECT, Outcome, Problem, numeric, timed
 
 ITEMS, COLUMNS, BATCH = 128, 64, 16
 
@@ -65,8 +63,7 @@ def _wrong_item(data, rows: np.ndarray) -> str:
         item = data[i]
         if not isinstance(item, dict) or not {"number", "row", "shift"} <= set(item):
             return 'an item is a dictionary with "number", "row" and "shift".'
-        row = np.asarray(item["row"], float)
-        if int(item["number"]) != 1000 + i or row.shape != (COLUMNS,) or not np.allclose(row, rows[i], atol=1e-4):
+        if not _right(item, i, rows):
             return f"item {i} must hold the number and the {COLUMNS} values of line {i}, as before."
     return ""
 
@@ -90,14 +87,14 @@ def _faults(data, path: Path, rows: np.ndarray) -> Iterator[str]:
         if shared:  # lines torn by the other worker: that was said
             return
         raise
-    wrong = max(_wrong_of(epoch, rows) for seen in epochs.values() for epoch in seen)
-    if wrong:
+    right = min(sum(_right(item, i, rows) for i, item in enumerate(epoch)) for two in epochs.values() for epoch in two)
+    if wrong := ITEMS - right:
         yield f"{wrong} of {ITEMS} samples are other ones as soon as there are two workers"
-    shifts = {kept: [{float(item["shift"]) for item in epoch} for epoch in seen] for kept, seen in epochs.items()}
+    shifts = [[{item["shift"] for item in epoch} for epoch in two] for two in epochs.values()]
     enough = 0.95 * ITEMS  # float32 may draw a number twice
-    if min(len(epoch) for seen in shifts.values() for epoch in seen) < enough:
+    if min(len(epoch) for two in shifts for epoch in two) < enough:
         yield "two workers draw the same shifts: a generator made before the fork is copied into both"
-    elif any(len(one & other) > ITEMS - enough for one, other in shifts.values()):
+    elif any(len(one & other) > ITEMS - enough for one, other in shifts):
         yield "each epoch draws the shifts of the one before again: the seed must differ between epochs too"
 
 
@@ -117,25 +114,17 @@ def _offset_shared(data, path: Path) -> bool:
     fds = [int(fd) for fd in os.listdir("/proc/self/fd")] if Path("/proc/self/fd").is_dir() else []
     ours = [fd for fd in fds if os.path.realpath(f"/proc/self/fd/{fd}") == str(path.resolve())]
     before = [os.lseek(fd, 0, os.SEEK_CUR) for fd in ours]
-    list(_loader(data, 1, False))
+    list(_loader(data, False, workers=1))
     return [os.lseek(fd, 0, os.SEEK_CUR) for fd in ours] != before
 
 
-def _loader(data, workers: int, kept: bool) -> DataLoader:
-    how = {"num_workers": workers, "persistent_workers": kept, "multiprocessing_context": "fork"}
-    return DataLoader(data, BATCH, **how)
+def _loader(data, kept: bool, workers: int = 2, **how) -> DataLoader:
+    return DataLoader(data, BATCH, num_workers=workers, persistent_workers=kept, multiprocessing_context="fork", **how)
 
 
 def _epochs(data, kept: bool) -> list[list[dict]]:
     """Two epochs of single items, as two workers give them; nothing is collated."""
-    loader = DataLoader(
-        data,
-        BATCH,
-        num_workers=2,
-        persistent_workers=kept,
-        multiprocessing_context="fork",
-        collate_fn=_plain,
-    )
+    loader = _loader(data, kept, collate_fn=_plain)
     try:
         return [[item for batch in loader for item in batch] for _ in range(2)]
     finally:
@@ -143,21 +132,12 @@ def _epochs(data, kept: bool) -> list[list[dict]]:
 
 
 def _plain(items: list[dict]) -> list[dict]:
-    return [
-        {
-            "number": int(item["number"]),
-            "row": np.asarray(item["row"], float),
-            "shift": float(item["shift"]),
-        }
-        for item in items
-    ]
+    return [{"number": int(x["number"]), "row": np.asarray(x["row"], float), "shift": float(x["shift"])} for x in items]
 
 
-def _wrong_of(epoch: list[dict], rows: np.ndarray) -> int:
-    right = (
-        item["number"] == 1000 + i and np.allclose(item["row"], rows[i], atol=1e-4) for i, item in enumerate(epoch)
-    )
-    return ITEMS - sum(right)
+def _right(item: dict, i: int, rows: np.ndarray) -> bool:
+    row = np.asarray(item["row"], float)
+    return int(item["number"]) == 1000 + i and row.shape == (COLUMNS,) and np.allclose(row, rows[i], atol=1e-4)
 
 
 def _read(loader: DataLoader):
@@ -166,61 +146,43 @@ def _read(loader: DataLoader):
 
 
 def _speed(answer, path: str) -> Outcome:
-    kinds = {"as it was": Readings, "mended": answer}
-    seen = vary(
+    gain = vary(
         "dataset",
-        kinds,
+        {"as it was": Readings, "mended": answer},
         _read,
-        prepare=lambda make: _loader(make(path), 2, True),
+        prepare=lambda make: _loader(make(path), True),
         study="02.exercise",
         budget_s=2,
+    ).ratio("as it was", "mended")
+    return timed(
+        gain,
+        2,
+        "the same samples, streams of their own, one tensor a batch, and at least twice as fast.",
+        "samples, streams and batches are right, but it is not twice as fast yet.",
     )
-    finding = seen.ratio("as it was", "mended").at_least(2)
-    if finding.state == HOLDS:
-        return Outcome(
-            CORRECT, "the same samples, streams of their own, one tensor a batch, and at least twice as fast."
-        )
-    if finding.state == NOT:
-        return Outcome(INCORRECT, "samples, streams and batches are right, but it is not twice as fast yet.")
-    return Outcome(CANNOT, "all counts are right, but this machine is too busy to show the gain: check again later.")
 
 
-WORKERS, AHEAD, IMAGES, IMAGE = 8, 5, 64, (3, 224, 224)
+WORKERS, AHEAD, IMAGES = 8, 5, 64
+GIB = WORKERS * AHEAD * IMAGES * (3 * 224 * 224) * 4 / 2**30  # 3 channels of 224 x 224 numbers of 4 bytes
 
-
-def _in_flight(answer) -> Outcome:
-    """8 workers, prefetch_factor 5, batches of 64 float32 images of 3 x 224 x 224: how many GiB?"""
-    if math.isnan(answer := as_number(answer)):
-        return Outcome(INCORRECT, "the answer is one number, in GiB.")
-    exact = WORKERS * AHEAD * IMAGES * math.prod(IMAGE) * 4 / 2**30
-    with_one = exact * (WORKERS * AHEAD + 1) / (WORKERS * AHEAD)
-    heard = [
-        (exact, "that is what waits before the first step; the batch in the loop's hands comes on top."),
-        (with_one, "that counts the batch in the loop's hands too."),
-    ]
-    for right, words in heard:
-        if math.isclose(answer, right, rel_tol=0.01):
-            return Outcome(CORRECT, words)
-    slips = {
-        exact * 2**30 / 1e9: "that is in GB, of 1e9 bytes; a GiB has 2**30.",
-        exact * 2**10: "that is in MiB; the question is about GiB.",
-        exact * 2**30: "that is in bytes; the question is about GiB.",
-        exact / 4: "a float32 takes 4 bytes.",
-        exact * 2: "a float32 takes 4 bytes, not 8.",
-        exact / 2: "a float32 takes 4 bytes, not 2.",
-        exact / WORKERS: "each of the workers has its own batches ahead.",
-        exact / AHEAD: "prefetch_factor is a number of batches for each worker.",
-        exact / IMAGES: "that is one image for each batch; there are 64.",
-        exact / IMAGE[0]: "an image has three channels.",
-        exact / WORKERS / AHEAD: "that is one batch.",
-        exact / WORKERS / AHEAD * 2**10: "that is one batch, and in MiB.",
-    }
-    for wrong, words in slips.items():
-        if math.isclose(answer, wrong, rel_tol=0.01):
-            return Outcome(INCORRECT, words)
-    if math.isclose(answer, exact, rel_tol=0.05):
-        return Outcome(INCORRECT, "that is close: give it to three digits.")
-    return Outcome(INCORRECT, "multiply workers, batches ahead, images, channels, height, width and bytes.")
+_in_flight = numeric(
+    GIB,
+    "that is what waits before the first step; the batch in the loop's hands comes on top.",
+    [
+        (GIB * 2**30 / 1e9, "that is in GB, of 1e9 bytes; a GiB has 2**30."),
+        (GIB * 2**10, "that is in MiB; the question is about GiB."),
+        (GIB * 2**30, "that is in bytes; the question is about GiB."),
+        (GIB / 4, "a float32 takes 4 bytes."),
+        (GIB / WORKERS, "each of the workers has its own batches ahead."),
+        (GIB / AHEAD, "prefetch_factor is a number of batches for each worker."),
+        (GIB / IMAGES, f"that is one image for each batch; there are {IMAGES}."),
+        (GIB / 3, "an image has three channels."),
+        (GIB / WORKERS / AHEAD, "that is one batch."),
+    ],
+    "multiply workers, batches ahead, images, channels, height, width and bytes.",
+    example="one number, in GiB",
+    tolerance=0.03,  # one batch more, that of the loop's hands, is right too
+)
 
 
 PROBLEMS = {

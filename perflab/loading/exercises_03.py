@@ -1,6 +1,5 @@
 """Exercises of notebook 03: a loop that overlaps its copies, and the most that hiding a copy can give."""
 
-import inspect
 import math
 import random
 
@@ -9,9 +8,9 @@ import torch
 from perflab.bench import machine, timing
 from perflab.bench.estimate import HOLDS, NOT
 from perflab.bench.study import vary
-from perflab.learn.question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, as_number
+from perflab.learn.question import CANNOT, CORRECT, INCORRECT, Outcome, Problem, numeric, takes
 
-from .transfer import MIB, Pair, hidden_share
+from .transfer import MIB, Pair
 
 BATCHES, BATCH_BYTES, SHARE = 8, 32 * MIB, 0.7
 
@@ -63,12 +62,8 @@ def _bare(batches, step) -> list:
 
 
 def _overlapped(answer) -> Outcome:
-    if not callable(answer):
-        return Outcome(INCORRECT, "the answer is a function of batches, step and side.")
-    try:
-        inspect.signature(answer).bind([], len, None)
-    except TypeError:
-        return Outcome(INCORRECT, "the function takes three arguments: the batches, the step and a stream.")
+    if wrong := takes(answer, ["batches", "step", "side"]):
+        return wrong
     if why := machine.missing("cuda"):
         return Outcome(CANNOT, f"{why}: whether copies overlap, and whether a step reads them too soon, shows there.")
     pair = Pair(BATCH_BYTES, longer=1.3).ready()
@@ -109,11 +104,15 @@ def _timed(answer, pair: Pair) -> Outcome:
         pair.compute()
         return x[:1].clone()  # a view would keep every batch
 
-    seen = vary("loop", loops, lambda loop: loop(), study="03.exercise", budget_s=5)
+    result = vary("loop", loops, lambda loop: loop(), study="03.exercise", budget_s=5)
     timing.synchronize()
-    if "overlapped" in seen.reasons:
-        return Outcome(INCORRECT, f"your loop failed when it was timed: {seen.reasons['overlapped']}")
-    hidden = hidden_share(seen["time_s"], "overlapped", "in turn", "nothing to copy")
+    if "overlapped" in result.reasons:
+        return Outcome(INCORRECT, f"your loop failed when it was timed: {result.reasons['overlapped']}")
+    hidden = result.combine(
+        lambda serial, overlapped, bare: (serial - overlapped) / (serial - bare),
+        *(("time_s", loop) for loop in ("in turn", "overlapped", "nothing to copy")),
+        what="share of the copies that overlapped hides",
+    )
     finding = hidden.at_least(SHARE)
     if finding.state == HOLDS:
         return Outcome(CORRECT, f"the same results, and {hidden.mid:.0%} of the copying is hidden.")
@@ -131,34 +130,27 @@ def _timed(answer, pair: Pair) -> Outcome:
 COPY_MS, COMPUTE_MS = 64 * 3 * 224 * 224 * 4 / 20e9 * 1e3, 8.0
 GAIN = (COMPUTE_MS + COPY_MS) / COMPUTE_MS
 
-
-def _most(answer) -> Outcome:
-    """64 float32 images of 3 x 224 x 224 over 20 GB/s beside 8 ms: the most that hiding the copy gives."""
-    if math.isnan(answer := as_number(answer)):
-        return Outcome(INCORRECT, "the answer is one number, such as 1.5.")
-
-    def near(x, tolerance=0.006):
-        return math.isclose(answer, x, rel_tol=tolerance)
-
-    if near(GAIN):
-        return Outcome(CORRECT, "the copy disappears behind the computation, which stays: 9.93 ms become 8.")
-    if near(GAIN, 0.05):
-        return Outcome(INCORRECT, "that is close: give it to three digits.")
-    if near(1 / GAIN) or near(100 / GAIN):
-        return Outcome(INCORRECT, "that is the new step as a part of the old; the question is how many times faster.")
-    if near((COMPUTE_MS + COPY_MS / 4) / COMPUTE_MS):
-        return Outcome(INCORRECT, "you counted one byte a number; float32 has four.")
-    if near(COPY_MS, 0.02) or near(COPY_MS / 1e3, 0.02):
-        return Outcome(INCORRECT, "that is how long the copy takes; compare the step with it and the step without.")
-    if near(COPY_MS / (COPY_MS + COMPUTE_MS)) or near(COPY_MS / COMPUTE_MS):
-        return Outcome(INCORRECT, "that is a share, f; the bound is the old step over the new one.")
-    if near(2):
-        return Outcome(INCORRECT, "twice is what two equally long parts give; here the copy is much the shorter.")
-    if near((COMPUTE_MS + COPY_MS) / COPY_MS):
-        return Outcome(INCORRECT, "it is the copy that hides behind the longer computation, not the other way round.")
-    return Outcome(
-        INCORRECT, "bytes of the batch over bytes a second, then the step with the copy over the one without."
-    )
+_SHARE = "that is a share, f; the bound is the old step over the new one."
+_PART = "that is the new step as a part of the old; the question is how many times faster."
+_LONG = "that is how long the copy takes; compare the step with it and the step without."
+_most = numeric(
+    GAIN,
+    "the copy disappears behind the computation, which stays: 9.93 ms become 8.",
+    [
+        (1 / GAIN, _PART),
+        (100 / GAIN, _PART),
+        ((COMPUTE_MS + COPY_MS / 4) / COMPUTE_MS, "you counted one byte a number; float32 has four."),
+        (COPY_MS, _LONG),
+        (COPY_MS / 1e3, _LONG),
+        (COPY_MS / (COPY_MS + COMPUTE_MS), _SHARE),
+        (COPY_MS / COMPUTE_MS, _SHARE),
+        (2, "twice is what two equally long parts give; here the copy is much the shorter."),
+        (1 + COMPUTE_MS / COPY_MS, "it is the copy that hides behind the computation, not the other way round."),
+    ],
+    "bytes of the batch over bytes a second, then the step with the copy over the one without.",
+    example="one number, such as 1.5",
+    tolerance=0.006,
+)
 
 
 PROBLEMS = {
