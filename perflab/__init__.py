@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # what editors complete; at run time `__getattr__` loads a na
     from perflab.learn.predict import calibration, predict
     from perflab.learn.say import say
     from perflab.loading.advise import advise
-    from perflab.loading.errors import explain_worker_death as explain
+    from perflab.loading.errors import explain
     from perflab.loading.guards import guards
     from perflab.memory.peak import peak_step
     from perflab.roofline.precision import audit
@@ -54,7 +54,7 @@ _EXAMINE = {
     "audit": "roofline.precision",
     "compiled": "launch.compile",
     "capture": "launch.graphs",
-    "explain": "loading.errors:explain_worker_death",
+    "explain": "loading.errors",
 }
 _LEARN = {
     "predict": "learn.predict",

@@ -27,7 +27,7 @@ from perflab.bench.result import Metric
 from perflab.course.form import read
 from perflab.loading import inflight
 from perflab.loading.datasets import PACES, Paced
-from perflab.loading.errors import explain_worker_death, explained
+from perflab.loading.errors import explain_worker_death
 from perflab.loading.exercises_02 import Readings
 from perflab.loading.props import Sentences
 from perflab.loading.timelines import load_times, queue, waiting
@@ -411,15 +411,6 @@ def test_a_known_message_is_explained_with_a_way_out(message, word):
 
 def test_an_unknown_message_is_not_explained():
     assert explain_worker_death(ValueError("shapes differ")) == ""
-
-
-def test_an_explained_run_gives_the_row_its_reason():
-    def run(kind):
-        raise RuntimeError("worker is killed by signal: Bus error.") if kind else None
-
-    r = vary("kind", ["bus"], explained(run), study="t.explained", budget_s=0.1)
-    assert "A worker wrote to memory" in r.reasons["bus"]
-    assert error_of(lambda: explained(lambda _: 1 / 0)(0)).__class__ is ZeroDivisionError
 
 
 # -- the model
