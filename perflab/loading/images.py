@@ -20,7 +20,7 @@ from perflab.bench.machine import cores
 from perflab.bench.progress import bar
 from perflab.errors import PerflabError
 
-from .synthetic import SIZES, folders_of_the_course, make, manifest
+from .synthetic import SIZES, make
 
 OWN_LIMIT = 512
 
@@ -58,15 +58,8 @@ def images(size: str = "500x375", limit: int | None = None) -> Images:
         raise PerflabError(f"limit={limit} leaves no image; give 1 or more, or None for all")
     if own := os.environ.get("PERFLAB_IMAGES"):
         return _own(Path(os.path.expanduser(own)), limit or OWN_LIMIT)
-    folder = _made(folders_of_the_course())
-    names = sorted(name for name in manifest(folder) if name.startswith(f"{size}/"))
-    paths = [folder / name for name in names if (folder / name).is_file()]
+    paths = sorted((make() / size).glob("*.jpg"))
     return Images(tuple(paths[:limit]), (), f"synthetic {size}")
-
-
-@functools.cache
-def _made(folders: tuple[Path, ...]) -> Path:
-    return make()
 
 
 def _own(folder: Path, limit: int) -> Images:

@@ -1,17 +1,14 @@
-"""JPEG files with the statistics of photographs, made here: seeded, checked, taken up where they were left."""
+"""JPEG files with the statistics of photographs, made here: seeded, taken up where they were left."""
 
-import contextlib
-import fcntl
-import hashlib
 import io
-import json
+import itertools
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -27,9 +24,6 @@ from perflab.errors import PerflabError
 SIZES = {"1080p": (1920, 1080), "500x375": (500, 375), "256px": (455, 256)}
 QUICK = {"1080p": 32, "500x375": 128}
 FULL = {"1080p": 256, "500x375": 1024}
-SCHEMA = 1  # of the manifest and the pictures: a new number makes every file again
-
-Job = tuple[Path, str, int, tuple[str, ...]]
 
 
 def fractal(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
@@ -95,30 +89,22 @@ def jpeg(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def make(
-    quick: bool = True,
-    folder: str | Path | None = None,
-    counts: Mapping[str, int] | None = None,
-) -> Path:
-    """Make the course's images, or what is missing or damaged of them, and return their folder.
+def make(quick: bool = True, folder: str | Path | None = None, counts: Mapping[str, int] | None = None) -> Path:
+    """Make the course's images, or what is missing of them, and return their folder. A file that exists is whole.
 
-    `<folder>/1080p/0000.jpg` and so on, `500x375/` likewise, and in `256px/` a copy of each 1080p image
-    with a short side of 256 pixels. `counts` replaces the numbers of the quick or the full set; the quick
-    set is the beginning of the full one. Without `folder` they lie in the course's data folder or, where
-    that takes no file, in the learner's own. Raises PerflabError if no folder takes them. Where processes
-    are spawned (macOS), a script calls this below `if __name__ == "__main__"`.
+    `<folder>/1080p/0000.jpg` and so on, `500x375/` likewise, and in `256px/` a small copy of each 1080p image.
+    `counts` replaces the numbers of the quick or the full set; the quick set is the beginning of the full one.
+    Without `folder` they lie in the course's data folder or, where that takes no file, in the learner's own.
+    Raises PerflabError if no folder takes them. Where processes are spawned (macOS), a script calls this below
+    `if __name__ == "__main__"`.
     """
     counts = counts or (QUICK if quick else FULL)
-    wanted = [f"{size}/{index:04d}.jpg" for size, count in counts.items() for index in range(count)]
-    wanted += [f"256px/{index:04d}.jpg" for index in range(counts.get("1080p", 0))]
-    folders = (Path(folder).expanduser(),) if folder else folders_of_the_course()
-    for place in folders:
-        if len(_sound(place, wanted)) == len(wanted):
-            return place
+    pictures = [(size, index) for size, count in counts.items() for index in range(count)]
+    folders = [Path(folder).expanduser()] if folder else [paths.DATA / "images", paths.home() / "images"]
     refusals = []
-    for place in folders:
+    for place in sorted(folders, key=lambda place: any(_missing(place, *p) for p in pictures)):  # complete ones first
         try:
-            _complete(place, wanted)
+            _complete(place, pictures)
             return place
         except OSError as refusal:
             refusals.append(f"{place} ({refusal.strerror or refusal})")
@@ -128,74 +114,42 @@ def make(
     )
 
 
-def folders_of_the_course() -> tuple[Path, ...]:
-    return paths.DATA / "images", paths.home() / "images"
+def _missing(folder: Path, size: str, index: int) -> list[Path]:
+    """The files of one picture that are not there: the picture and, of a large one, its small copy."""
+    sizes = [size, "256px"] if size == "1080p" else [size]
+    files = [folder / name / f"{index:04d}.jpg" for name in sizes]
+    return [file for file in files if not os.path.exists(file)]  # False, too, where it may not be read
 
 
-def manifest(folder: Path) -> dict[str, dict]:
-    """What has been made: name -> sha256, bytes, width, height. Empty if unreadable or of another schema."""
-    try:
-        kept = json.loads((folder / "manifest.json").read_bytes())
-        return dict(kept["files"]) if kept["schema"] == SCHEMA else {}
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
-
-
-def _sound(folder: Path, names: Sequence[str]) -> set[str]:
-    """Those of the names whose file is the one in the manifest, byte for byte."""
-    known = manifest(folder)
-    sound = set()
-    for name in names:
-        with contextlib.suppress(OSError, KeyError, TypeError):
-            content = (folder / name).read_bytes()
-            if hashlib.sha256(content).hexdigest() == known[name]["sha256"]:
-                sound.add(name)
-    return sound
-
-
-def _complete(folder: Path, wanted: Sequence[str]) -> None:
-    for size in SIZES:
-        (folder / size).mkdir(parents=True, exist_ok=True)
-    with bar("course images", "images", len(wanted), delay_s=0.3) as shown, _alone(folder) as alone:
-        for stale in folder.rglob(".*.part") if alone else ():
-            stale.unlink(missing_ok=True)
-        known, sound = manifest(folder), _sound(folder, wanted)
-        shown.update(len(sound))
-        jobs = _jobs(folder, [name for name in wanted if name not in sound])
-        with contextlib.closing(_results(jobs)) as results:
-            for made in results:
-                known |= made
-                _save(folder, known)
-                shown.update(len(made))
-
-
-def _jobs(folder: Path, missing: Sequence[str]) -> list[Job]:
-    """One job makes one picture and writes those of its files that are missing."""
-    pictures: dict[tuple[str, int], list[str]] = {}
-    for name in missing:
-        size, file = name.split("/")
-        pictures.setdefault(("1080p" if size == "256px" else size, int(file[:4])), []).append(name)
-    return [(folder, size, index, tuple(names)) for (size, index), names in pictures.items()]
-
-
-def _results(jobs: Sequence[Job]) -> Iterator[dict[str, dict]]:
-    """Do the jobs in worker processes, yield what each made; closing it leaves no process behind."""
-    if not jobs:
+def _complete(folder: Path, pictures: Sequence[tuple[str, int]]) -> None:
+    left = [picture for picture in pictures if _missing(folder, *picture)]
+    if not left:
         return
     # A forked worker starts at once and needs no guarded __main__; ours runs numpy and PIL on one thread.
     method = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-    pool = ProcessPoolExecutor(min(cores(), len(jobs)), method, initializer=_follow_parent)
-    left = list(jobs)
-    try:
-        pending = {pool.submit(_write, *job): job for job in jobs}
-        for done in as_completed(pending):
-            made = done.result()
-            left.remove(pending[done])
-            yield made
-    except BrokenProcessPool:  # a worker was killed, mostly for memory: one process needs the least
-        yield from (_write(*job) for job in left)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    pool = ProcessPoolExecutor(cores(), method, initializer=_follow_parent)
+    with bar("course images", "images", len(left), delay_s=0.3) as shown:
+        try:
+            for _ in pool.map(_write, itertools.repeat(folder), left):
+                shown.update()
+        except BrokenProcessPool:
+            raise PerflabError(
+                "a process that made the course's images was killed, most likely because memory ran out: "
+                "start again, what was made stays"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _write(folder: Path, which: tuple[str, int]) -> None:
+    size, index = which
+    whole = jpeg(picture(index, *SIZES[size]))
+    for file in _missing(folder, size, index):
+        content = whole
+        if file.parent.name != size:
+            with Image.open(io.BytesIO(whole)) as image:
+                content = jpeg(image.resize(SIZES[file.parent.name], Image.Resampling.LANCZOS))
+        put(file, content)
 
 
 def _follow_parent() -> None:
@@ -207,33 +161,3 @@ def _follow_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _write(folder: Path, size: str, index: int, names: Sequence[str]) -> dict[str, dict]:
-    whole = jpeg(picture(index, *SIZES[size]))
-    made = {}
-    for name in names:
-        content, (width, height) = whole, SIZES[name.split("/")[0]]
-        if (width, height) != SIZES[size]:
-            with Image.open(io.BytesIO(whole)) as image:
-                content = jpeg(image.resize((width, height), Image.Resampling.LANCZOS))
-        put(folder / name, content)
-        digest = hashlib.sha256(content).hexdigest()
-        made[name] = {"sha256": digest, "bytes": len(content), "width": width, "height": height}
-    return made
-
-
-def _save(folder: Path, files: Mapping[str, dict]) -> None:
-    kept = {"schema": SCHEMA, "files": dict(sorted(files.items()))}
-    put(folder / "manifest.json", json.dumps(kept).encode())
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Wait until no other process makes images there; False where the file system knows no locks."""
-    with open(folder / ".lock", "ab") as lock:
-        alone = False
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            alone = True
-        yield alone
