@@ -17,9 +17,6 @@ def explain(what: str | BaseException) -> str:
     return next((sentence for words, sentence in _causes() if all(w in text.lower() for w in words)), "")
 
 
-explain_worker_death = explain  # as the notebook calls it
-
-
 @functools.cache
 def _causes() -> list[tuple[list[str], str]]:
     """The words of a message, all of which must occur, and the sentence; the first match is given."""

@@ -27,7 +27,7 @@ from perflab.bench.result import Metric
 from perflab.course.form import read
 from perflab.loading import inflight
 from perflab.loading.datasets import PACES, Paced
-from perflab.loading.errors import explain_worker_death
+from perflab.loading.errors import explain
 from perflab.loading.exercises_02 import Readings
 from perflab.loading.props import Sentences
 from perflab.loading.timelines import load_times, queue, waiting
@@ -273,7 +273,7 @@ SMALL_SHM = """
 import sys, warnings, torch
 from torch.utils.data import DataLoader, Dataset
 from perflab import vary
-from perflab.loading.errors import explain_worker_death
+from perflab.loading.errors import explain
 from perflab.loading.inflight import fitting
 warnings.simplefilter("ignore")
 
@@ -292,7 +292,7 @@ else:
     try:
         batches = [batch for batch in loader(4)]
     except Exception as e:
-        print("heard:", type(e).__name__, str(e)[:90], "explained:", explain_worker_death(e))
+        print("heard:", type(e).__name__, str(e)[:90], "explained:", explain(e))
 """
 
 
@@ -375,7 +375,7 @@ def error_of(call) -> BaseException:
 def test_the_real_death_of_a_worker_is_explained(death, words):
     how = {"timeout": 0.5} if "sleep" in death.__code__.co_names else {}
     loader = DataLoader(Dies(death), 1, num_workers=1, **how, **FORK)
-    sentence = explain_worker_death(error_of(lambda: list(loader)))
+    sentence = explain(error_of(lambda: list(loader)))
     assert all(word in sentence for word in words), sentence
 
 
@@ -405,12 +405,12 @@ def test_the_real_death_of_a_worker_is_explained(death, words):
     ],
 )
 def test_a_known_message_is_explained_with_a_way_out(message, word):
-    sentence = explain_worker_death(message)
+    sentence = explain(message)
     assert word in sentence and sentence.count(". ") == 0 and sentence.endswith(".")
 
 
 def test_an_unknown_message_is_not_explained():
-    assert explain_worker_death(ValueError("shapes differ")) == ""
+    assert explain(ValueError("shapes differ")) == ""
 
 
 # -- the model

@@ -303,7 +303,8 @@ def reference():
 @pytest.mark.timed
 def test_what_a_cpu_can_see_of_the_overlap_is_checked_and_the_rest_not_guessed():
     q = question("03.1")
-    for wrong, word in [(7, "function"), (lambda batches: [], "batches, step, side"), (lambda: [], "batches, step, side")]:
+    called = "batches, step, side"
+    for wrong, word in [(7, "function"), (lambda batches: [], called), (lambda: [], called)]:
         outcome = q.check(wrong)
         assert outcome.state == "Not right" and word in outcome.sentence
     if not machine.cuda_devices():
