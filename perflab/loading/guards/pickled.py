@@ -9,7 +9,8 @@ import types
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 
-from .double import told
+from perflab.errors import first_line
+
 from .walk import inside
 
 DEEPEST = 6
@@ -71,7 +72,7 @@ def trouble(x, most_bytes: float = math.inf) -> tuple[str, str]:
     except _Enough:
         pass
     except Exception as fault:
-        return "pickle", told(fault)
+        return "pickle", first_line(fault)
     finally:
         context.set_spawning_popen(None)
     if witness.homeless:
