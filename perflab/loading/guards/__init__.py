@@ -15,27 +15,21 @@ The room, in the order of the work; all reading is done in forked copies of the 
 
 import multiprocessing
 import os
-import resource
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import psutil
 from torch.utils.data import DataLoader, IterableDataset
 
 from perflab.bench.fork import fork
 from perflab.bench.interrupt import Interruptible
-from perflab.bench.settings import budget
 from perflab.errors import PerflabError
-from perflab.show.table import Alarm, Answer, Html, table
+from perflab.show.table import Alarm, Answer, table
 
 from . import reference, rules_random, rules_resources, rules_samples, workers
 from .evidence import ALARM, FINE, NOT_CHECKED, Check, Evidence
-from .pickled import start_method
-from .probe import Parts
-from .resources import count_fds
 from .walk import put_back, shared
 
 RULES = {
@@ -51,9 +45,8 @@ RULES = {
     "descriptors": rules_resources.descriptors,
     "last batch": rules_random.last_batch,
 }
-COLOURS = {FINE: "#009E73", ALARM: "#D55E00", NOT_CHECKED: "#7a7a7a"}
+COLOURS = {FINE: "", ALARM: "#D55E00", NOT_CHECKED: "#7a7a7a"}
 START_S = {"fork": 5.0, "forkserver": 30.0}  # beyond the patience: a fork server imports torch
-MOST_WORKERS = 8  # that read on trial
 
 
 @dataclass(frozen=True)
@@ -102,10 +95,7 @@ class Guards(Answer):
         return [{name.replace("_", " "): getattr(check, name) for name in columns} for check in self.checks]
 
     def html(self) -> str:
-        def coloured(row):
-            return row | {"state": Html(f"<b style='color:{COLOURS[row['state']]}'>{row['state']}</b>")}
-
-        return table(map(coloured, self.rows()))
+        return table(self.rows(), colours={i: COLOURS[check.state] for i, check in enumerate(self.checks)})
 
 
 def guards(loader_or_dataset, epochs: int = 2, timeout_s: float = 20.0, step=None) -> Guards:
@@ -125,7 +115,7 @@ def guards(loader_or_dataset, epochs: int = 2, timeout_s: float = 20.0, step=Non
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise PerflabError('A worker imports this file: put what it runs under if __name__ == "__main__".')
     began = time.perf_counter()
-    evidence = _nothing_seen_yet(loader, bare, epochs, timeout_s, step)
+    evidence = Evidence(loader, bare, step, epochs, timeout_s)
     with Interruptible() as door:
         for wanted, stage in STAGES:
             if wanted(evidence):
@@ -143,29 +133,6 @@ def _as_loader(given) -> tuple[DataLoader, bool]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return DataLoader(given, batch_size=8, num_workers=2), True
-
-
-def _nothing_seen_yet(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step) -> Evidence:
-    batches = loader.batch_size is not None or loader.batch_sampler is not None
-    method = start_method(loader)
-    partial_s, whole_s = (6.0, 20.0) if budget() == "full" else (0.6, 2.0)
-    return Evidence(
-        loader=loader,
-        parts=Parts(loader.dataset, loader.collate_fn, loader.worker_init_fn, batches),
-        bare=bare,
-        step=step,
-        epochs=epochs,
-        timeout_s=timeout_s,
-        method=method,
-        start="fork" if method == "fork" else "forkserver",
-        trial_workers=max(2, min(loader.num_workers or 2, MOST_WORKERS)),
-        partial_s=partial_s,
-        whole_s=whole_s,
-        threads=psutil.Process().num_threads(),
-        fds=count_fds(),
-        fd_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        kept_tensors=_kept_tensors(),
-    )
 
 
 def _readable(evidence: Evidence) -> bool:
@@ -220,17 +187,6 @@ def _act(stage: Callable, evidence: Evidence, say: Callable):
         stage(evidence, learn_and_say)
     finally:
         put_back(held)
-
-
-def _kept_tensors() -> int:
-    """Descriptors of this process that hold memory which a worker's tensor came in."""
-    kept = 0
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        try:
-            kept += os.path.basename(os.readlink(f"/proc/self/fd/{name}")).startswith("torch_")
-        except OSError:
-            continue
-    return kept
 
 
 __all__ = ["Check", "Guards", "guards"]

@@ -4,12 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 from torch.utils.data import DataLoader, IterableDataset
+
+from perflab.bench import machine
+from perflab.bench.settings import budget
 
 from .digest import SOURCES
 from .probe import Draws, Parts, Read, StreamRead
-from .resources import Census
+from .resources import Census, descriptors
 
+MOST_WORKERS = 8  # that read on trial
 FINE, ALARM, NOT_CHECKED = "fine", "ALARM", "not checked"
 
 
@@ -93,22 +98,15 @@ class Evidence:
     """A loader, how it is tried, and all that was seen of it."""
 
     loader: DataLoader
-    parts: Parts
     bare: bool  # a dataset was given, without a loader
     step: Callable | None
     epochs: int
     timeout_s: float
-    method: str  # how the loader's workers start
-    start: str  # how workers are started here
-    trial_workers: int
-    partial_s: float  # reading time where not all can be read
-    whole_s: float  # reading time where all can
+    start: str = ""  # how workers are started here
 
-    # of the learner's process
-    threads: int = 1
-    fds: int = 0
-    fd_limit: int = 0
-    kept_tensors: int = 0  # descriptors that hold a tensor which a worker sent
+    # of the learner's process, before anything is read
+    threads: int = field(default_factory=lambda: psutil.Process().num_threads())
+    descriptors: dict[int, str] = field(default_factory=descriptors)
 
     # read in one process, without workers
     unpicklable: list[tuple[str, str, str]] | None = None  # path, "pickle" or "main", words
@@ -145,6 +143,16 @@ class Evidence:
 
     ended: str = ""  # why reading in workers, or at all, came to no end
     where: str = ""
+
+    def __post_init__(self):
+        loader = self.loader
+        batches = loader.batch_size is not None or loader.batch_sampler is not None
+        self.parts = Parts(loader.dataset, loader.collate_fn, loader.worker_init_fn, batches)
+        self.method = machine.start_method(loader)  # of the loader's own workers
+        self.start = "fork" if self.method == "fork" else "forkserver"
+        self.trial_workers = max(2, min(loader.num_workers or 2, MOST_WORKERS))
+        # Seconds of reading: where not all can be read, and where all can.
+        self.partial_s, self.whole_s = (6.0, 20.0) if budget() == "full" else (0.6, 2.0)
 
     def learn(self, run: WorkerRun | None = None, **fields):
         """Add what a reading says."""

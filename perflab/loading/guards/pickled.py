@@ -1,8 +1,6 @@
 """Can what a loader holds travel into a worker that does not inherit it? Tried without starting one."""
 
-import io
 import math
-import multiprocessing
 import os
 import sys
 import types
@@ -20,20 +18,16 @@ class _Enough(Exception):
     """So much was pickled that the rest is not worth its time."""
 
 
-class _Nowhere(io.RawIOBase):
+class _Nowhere:
     """Takes bytes and forgets them, so that a large dataset is pickled in no memory; `most` of them at most."""
 
     def __init__(self, most: float):
         self.left = most
 
-    def writable(self):
-        return True
-
     def write(self, data):
         self.left -= len(data)
         if self.left < 0:
             raise _Enough
-        return len(data)
 
 
 class _Witness(ForkingPickler):
@@ -102,11 +96,3 @@ def _named(x) -> str:
         return "a lambda" if name == "<lambda>" else f"the function {name}, defined inside another"
     local = isinstance(x, type) or "<locals>" in type(x).__qualname__
     return f"of the class {name}, defined inside a function" if local else f"of type {name}"
-
-
-def start_method(loader) -> str:
-    """How the workers of a loader start: its own way, else this Python's default. Asking changes nothing."""
-    own = getattr(loader, "multiprocessing_context", None)
-    if own is not None:
-        return own.get_start_method() if hasattr(own, "get_start_method") else str(own)
-    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]

@@ -242,7 +242,6 @@ class StreamRead(Draws):
     """Digests of a stream's samples in their order, and whether it ended or broke off with an error."""
 
     digests: list[int] | np.ndarray = field(default_factory=list)
-    forms: list[str] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
     ended: bool = False
     seconds: float = 0.0
@@ -268,8 +267,10 @@ class ProbeStream(IterableDataset):
             while len(reading.digests) < self.most and time.perf_counter() - began < self.seconds:
                 if self.alike and (reading.digests or reading.worker < 0):
                     seed(0)
-                self._note(reading, next(stream))
+                sample = next(stream)
+                reading.digests.append(digest(sample))
                 if len(reading.digests) <= FIRST:
+                    reading.devices |= devices(sample)
                     states.append(global_states() | generators(self.parts.roots | {"__iter__": stream}))
                 if time.perf_counter() - sent > HEARTBEAT_S:
                     sent = time.perf_counter()
@@ -284,14 +285,3 @@ class ProbeStream(IterableDataset):
         yield "stream", reading
         yield "epochs", self.parts.epoch_attributes()
         yield "census", census(self.parts.roots)
-
-    @staticmethod
-    def _note(reading: StreamRead, sample):
-        reading.digests.append(digest(sample))
-        if len(reading.forms) < FORMS:
-            reading.forms.append(form(sample))
-            reading.devices |= devices(sample)
-
-    def last(self) -> StreamRead:
-        """Read in this process, and give the reading alone."""
-        return dict(self)["stream"]

@@ -40,7 +40,7 @@ def census(roots: Mapping[str, object]) -> Census:
         private_bytes=_private_bytes(),
         threads=max(getattr(torch.set_num_threads, "asked", 0), torch.get_num_threads()),
         busy_ns=_busy(),
-        fds=count_fds(),
+        fds=len(descriptors()),
         lengths=lengths(roots),
         handles={path: id(x) for path, x in of_one_process(roots)},
     )
@@ -100,11 +100,15 @@ def _runs(task: str) -> bool:
         return False
 
 
-def count_fds() -> int:
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        with contextlib.suppress(OSError):
-            return len(os.listdir(folder))
-    return 0
+def descriptors() -> dict[int, str]:
+    """The open descriptors of this process, and the name of what each is open on, "" where no system tells it."""
+    names = {}
+    for fd in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
+        try:
+            names[int(fd)] = os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).removesuffix(" (deleted)")
+        except OSError:
+            names[int(fd)] = ""
+    return names
 
 
 def of_one_process(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:

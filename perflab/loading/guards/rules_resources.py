@@ -1,5 +1,7 @@
 """The rules about what workers hold: files, memory, threads, descriptors. Nothing is read here."""
 
+import resource
+
 import torch.multiprocessing
 
 from perflab.bench import machine
@@ -145,7 +147,9 @@ def descriptors(evidence: Evidence) -> Check:
     few may be open at all; otherwise what is kept must be seen: in this process, in the loader's own
     iteration, in `step`, or in a worker.
     """
-    limit, left, kept = evidence.fd_limit, evidence.fd_limit - evidence.fds, evidence.kept_tensors
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    left = limit - len(evidence.descriptors)
+    kept = sum(name.startswith("torch_") for name in evidence.descriptors.values())  # memory of workers' tensors
     if kept and kept >= 0.25 * limit:
         what = f"This process keeps {kept:,} tensors that workers sent, each with an open descriptor."
         return alarm(what, f"{kept:,} of the {limit:,} descriptors that may be open", CLONE)
@@ -163,10 +167,10 @@ def descriptors(evidence: Evidence) -> Check:
         return leak
     if evidence.batch_tensors is None:
         return unchecked(f"No batch was made: {evidence.ended or 'there was no sample'}.")
-    return _descriptors_in_flight(evidence, max([evidence.batch_tensors, *evidence.tensors_by_batch]), left)
+    return _descriptors_in_flight(evidence, max([evidence.batch_tensors, *evidence.tensors_by_batch]), limit, left)
 
 
-def _descriptors_in_flight(evidence: Evidence, tensors: int, left: int) -> Check:
+def _descriptors_in_flight(evidence: Evidence, tensors: int, limit: int, left: int) -> Check:
     flight = (evidence.loader.prefetch_factor or 2) * evidence.workers
     if not tensors or torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
         return fine("Batches take no descriptors of this process.", f"{tensors:,} tensors a batch")
@@ -178,10 +182,10 @@ def _descriptors_in_flight(evidence: Evidence, tensors: int, left: int) -> Check
             f"{tensors:,} tensors a batch, {flight} batches in flight",
             "Return one array or tensor a field from the dataset, not lists of numbers.",
         )
-    figures = f"{tensors:,} tensors a batch; {evidence.fd_limit:,} descriptors may be open"
+    figures = f"{tensors:,} tensors a batch; {limit:,} descriptors may be open"
     kept = max(1, left // tensors)
-    if evidence.fd_limit < FEW_DESCRIPTORS and kept < _batches(evidence):
-        few = f"Only {evidence.fd_limit:,} descriptors may be open"
+    if limit < FEW_DESCRIPTORS and kept < _batches(evidence):
+        few = f"Only {limit:,} descriptors may be open"
         what = f"{few}: a loop that keeps its batches stops at {kept:,} of them."
         return alarm(what, figures, f"{CLONE} Or raise the limit (ulimit -n 4096).")
     return fine(f"A loop that lets its batches go needs few; one that keeps them stops at {kept:,} batches.", figures)

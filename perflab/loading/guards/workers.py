@@ -3,6 +3,7 @@
 It runs in a copy of the learner's process and says what it sees; nothing is judged here.
 """
 
+import contextlib
 import copy
 import fcntl
 import itertools
@@ -23,7 +24,7 @@ from .digest import SOURCES, tensors
 from .evidence import EpochChange, Evidence, WorkerRun
 from .probe import Init, Probe, ProbeStream, Read, read
 from .reference import BLOCK, keys_of
-from .resources import count_fds
+from .resources import descriptors
 
 DRAWS = 24
 RACE_S = 0.5
@@ -308,7 +309,7 @@ def iterate(evidence: Evidence, say: Callable):
             if evidence.step is not None:
                 evidence.step(batch)
             del batch
-            fds.append(count_fds())
+            fds.append(len(descriptors()))
             say()
             if len(fds) >= 64 or (len(fds) >= 12 and time.perf_counter() - began > 1.0):
                 break
@@ -322,25 +323,15 @@ def iterate(evidence: Evidence, say: Callable):
 
 def offsets() -> dict[int, int]:
     """Where each regular file that this process may read stands, by descriptor."""
-    found = {}
-    for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
-        try:
-            fd = int(name)
+    stands = {}
+    for fd in descriptors():
+        with contextlib.suppress(OSError):
             if stat.S_ISREG(os.fstat(fd).st_mode) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
-                found[fd] = os.lseek(fd, 0, os.SEEK_CUR)
-        except OSError:
-            continue
-    return found
+                stands[fd] = os.lseek(fd, 0, os.SEEK_CUR)
+    return stands
 
 
 def _moved(before: dict[int, int]) -> dict[int, str]:
     """Descriptors whose offset is another one than `before`, with the name of their file."""
-    now = offsets()
-    return {fd: _file_name(fd) for fd, at in before.items() if now.get(fd, at) != at}
-
-
-def _file_name(fd: int) -> str:
-    try:
-        return os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).removesuffix(" (deleted)")
-    except OSError:
-        return f"descriptor {fd}"
+    now, names = offsets(), descriptors()
+    return {fd: names[fd] or f"descriptor {fd}" for fd, at in before.items() if now.get(fd, at) != at}
