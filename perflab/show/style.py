@@ -2,7 +2,7 @@
 
 import base64
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -55,19 +55,24 @@ def png(fig: Figure) -> bytes:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure with its alternative text, which is also what a test reads."""
+    """A drawn figure with its alternative text.
+
+    `text` is what a test compares, where the alternative text holds measured figures; `fig` what was drawn.
+    """
 
     data: bytes
     alt: str
     width: int
+    text: str = ""
+    fig: Figure | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, fig: Figure, alt: str) -> "Picture":
         return cls(png(fig), alt, round(fig.get_figwidth() * DPI))
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        shown = {"image/png": base64.b64encode(self.data).decode("ascii"), "text/plain": f"Figure: {self.alt}"}
+        shown = {"image/png": base64.b64encode(self.data).decode("ascii"), "text/plain": repr(self)}
         return shown, {"image/png": {"width": self.width, "alt": self.alt}}
 
     def __repr__(self):
-        return f"Figure: {self.alt}"
+        return f"Figure: {self.text or self.alt}"
