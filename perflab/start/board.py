@@ -1,0 +1,250 @@
+"""The scoreboard: how fast the course's loop is after each change, and what is left to gain."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch.utils.data import default_collate
+
+from perflab.bench import cleanup, record, timing
+from perflab.bench.estimate import Estimate
+from perflab.bench.result import Result
+from perflab.bench.settings import budget
+from perflab.bench.study import vary
+from perflab.bench.units import digits
+from perflab.errors import PerflabError
+from perflab.show.card import times
+from perflab.show.forms import Rung, Value, ladder
+from perflab.show.style import RECORDED
+from perflab.show.table import Answer, table
+
+from .loop import Loop, size
+
+WARM_STEPS, PROFILED_STEPS, LEAST_STEPS = 10, 5, 4
+VISIT_S = {"quick": 0.2, "full": 1.5}
+
+
+def board(chapter: str, loops: Mapping[str, Loop]) -> "Board":
+    """Measure loops in the same rounds: the first is the one before, each further one a change of it.
+
+    A visit leaves out the filling of the workers' queues, times some steps of the loop and the waiting in them, ends
+    the workers, and times as many steps of the model alone, on one batch that lies on the device. A loop that
+    needs a GPU is a row with its reason where there is none.
+
+    >>> board("00", {"as written": Loop()})  # doctest: +SKIP
+    Board 00: as written
+    """
+    study = f"{chapter}.board"
+    result = vary("loop", loops, _visit, prepare=_Ready, counts=_Ready.changes, study=study, work=_batch, budget_s=4.0)
+    return Board(result)
+
+
+def _batch(loop: Loop) -> int:
+    return size().batch
+
+
+class _Ready:
+    """A loop with its model warm, one batch on the device, and the busy seconds of a step of the model alone."""
+
+    def __init__(self, loop: Loop):
+        from perflab.bench import machine
+
+        if loop.needs and machine.device() == "cpu":
+            raise PerflabError(f"{', '.join(loop.needs)}: this needs a GPU")
+        self.loop, self.trainer, self.loader = loop, loop.trainer(), loop.loader()
+        samples = [self.loader.dataset[i] for i in range(min(size().batch, len(self.loader.dataset)))]
+        self.batch = [x.to(self.trainer.device) for x in default_collate(samples)]
+        with self.trainer.settings():
+            self.alone(WARM_STEPS)
+            self.busy_s = math.nan
+            if self.trainer.device == "cuda":
+                self.busy_s = timing.busy(lambda: self.alone(PROFILED_STEPS)) / PROFILED_STEPS
+
+    def alone(self, steps: int) -> float:
+        """Seconds of one step without any loading."""
+        timing.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.trainer.step(self.batch)
+        timing.synchronize()
+        return (time.perf_counter() - began) / steps
+
+    def changes(self) -> dict[str, str]:
+        return {"changes": ", ".join(f"{name}={value}" for name, value in self.loop.changes().items())}
+
+
+def _visit(ready: _Ready):
+    loop, trainer = ready.loop, ready.trainer
+    with trainer.settings():
+        batches = loop.batches(running := iter(ready.loader))
+        try:
+            for _ in range(loop.workers * loop.prefetch + loop.workers + 1):  # that lay ready, or were on their way
+                trainer.step(next(batches))
+            timing.synchronize()
+            began, steps, wait_s, enough_s = time.perf_counter(), 0, 0.0, VISIT_S[budget()]
+            while steps < LEAST_STEPS or steps % max(1, loop.workers) or time.perf_counter() - began < enough_s:
+                asked = time.perf_counter()
+                batch = next(batches)
+                wait_s += time.perf_counter() - asked
+                trainer.step(batch)
+                steps += 1
+            timing.synchronize()
+            step_s = (time.perf_counter() - began) / steps
+        finally:
+            cleanup.close(running)
+        clocks = {"step_s": step_s, "wait_s": wait_s / steps, "alone_s": ready.alone(steps)}
+    return timing.samples(**clocks, **({} if math.isnan(ready.busy_s) else {"busy_s": ready.busy_s}))
+
+
+@dataclass(frozen=True)
+class Board(Answer):
+    """Loops beside the one before: rate, limit, share waited, share busy, gain; `result` has the rounds."""
+
+    result: Result
+
+    @property
+    def names(self) -> list[str]:
+        return self.result.values
+
+    def rate(self, name: str) -> Estimate:
+        """Images a second."""
+        return self._rate(name, "step_s", "the loop")
+
+    def limit(self, name: str) -> Estimate:
+        """Images a second of the model alone, in the same visits."""
+        return self._rate(name, "alone_s", "the model alone")
+
+    def _rate(self, name: str, metric: str, what: str) -> Estimate:
+        batch = self.result.work[name]
+        rate = self.result.combine(lambda s: batch / s, (metric, name), what=f"{what}, {name}")
+        return replace(rate, unit="images/s")
+
+    def waited(self, name: str) -> Estimate:
+        """The share of a step in which the loop waits for its batch. Where the step does not wait for the device
+        this is an upper bound: the device may still work."""
+        return self.result["wait_s"].over(self.result["step_s"], name)
+
+    def busy(self, name: str) -> Estimate:
+        """The share of time in which the GPU works; without one, the share that is not waited for."""
+        if "busy_s" in self.result.samples:
+            return self.result["busy_s"].over(self.result["step_s"], name)
+        terms = ("wait_s", name), ("step_s", name)
+        return self.result.combine(lambda wait, step: 1 - wait / step, *terms, what=f"share in the step, {name}")
+
+    def gain(self, name: str) -> Estimate:
+        """How many times as fast as the loop before, in the same rounds."""
+        return self.result["step_s"].ratio(self.names[0], name)
+
+    @property
+    def busy_name(self) -> str:
+        return "GPU busy" if "busy_s" in self.result.samples else "in the step"
+
+    def rows(self) -> list[dict]:
+        rows = []
+        for name in self.names:
+            row = {"loop": name, "images/s": str(self.rate(name))}
+            if name in self.result.measured:
+                row |= {"waited": _share(self.waited(name)), self.busy_name: _share(self.busy(name))}
+                row |= {"the model alone": str(self.limit(name)), "times as fast": "1"}
+                row["times as fast"] = "1" if name == self.names[0] else str(self.gain(name))
+            rows.append(row)
+        return rows
+
+    def html(self) -> str:
+        others = [Board(result) for result in record.beside(self.result)]
+        own = self.rows() if self.result.measured else []
+        rows = own + [row | {"loop": f"{row['loop']} ({b.result.source})"} for b in others for row in b.rows()]
+        notes = [self.result.provenance, *(b.result.provenance for b in others)]
+        return table(rows, notes, {k: RECORDED for k in range(len(own), len(rows))})
+
+    def __repr__(self):
+        return f"Board {self.result.study.partition('.')[0]}: {', '.join(self.names)}"
+
+    def __str__(self):
+        return "\n".join(", ".join(f"{key} {value}" for key, value in row.items()) for row in self.rows())
+
+
+def _share(share: Estimate) -> str:
+    return share.why or f"{share.mid:.0%}"
+
+
+# -- all boards so far
+
+
+def scoreboard(upto: str = "99") -> "Scoreboard":
+    """The bars of all boards so far, of the chapters up to `upto`: this machine's, and below it recorded ones'.
+
+    >>> scoreboard("00")
+    Scoreboard: the loop so far
+    """
+    replayed = record.replayed_machine()
+    sources = [replayed] if replayed else ["here", *record.machines()]
+    return Scoreboard({source: boards for source in sources if (boards := _boards(source, upto))})
+
+
+def _boards(source: str, upto: str) -> list[Board]:
+    results = []
+    for chapter in (f"{n:02}" for n in range(14)):
+        if chapter > upto[:2]:
+            break
+        study = f"{chapter}.board"
+        if source == "here":
+            results += [Result.from_json(entry) for entry in list(record.entries("results", study))[-1:]]
+        else:
+            results += filter(None, [record.recorded(source, study, 1, {})])
+    return [Board(result) for result in results if result.measured]
+
+
+@dataclass(frozen=True)
+class Scoreboard:
+    """The ladder of each machine, by its name."""
+
+    boards: Mapping[str, list[Board]]
+
+    def rungs(self, source: str) -> list[Rung]:
+        """Each loop once. The gain in all is the product of the gains, each from rounds of its own board."""
+        rungs, in_all, last = [], 1.0, None
+        for one in self.boards[source]:
+            changes = {name: one.result.counts.get(name, {}).get("changes") for name in one.names}
+            for name in one.names:
+                if name not in one.result.measured or (name == one.names[0] and changes[name] == last):
+                    continue
+                gain, rate = one.gain(name), one.rate(name)
+                reached = 1.0 if name == one.names[0] else in_all * gain.mid
+                gained = name == one.names[0] or gain.lo > 1.02
+                value = Value(rate.mid, rate.lo, rate.hi)
+                limit, share = one.limit(name).mid, one.busy(name).mid
+                rungs.append(Rung(name, value, digits(rate.mid), limit, times(reached), share, gained))
+            measured = [name for name in one.names if name in one.result.measured]
+            in_all *= one.gain(measured[-1]).mid
+            last = changes[measured[-1]]
+        return rungs
+
+    def _ipython_display_(self):
+        from IPython.display import display
+
+        display({"text/plain": repr(self)}, raw=True)
+        for source in self.boards:
+            display(self.picture(source))
+
+    def picture(self, source: str):
+        """The ladder of one machine."""
+        rungs, last = self.rungs(source), self.boards[source][-1]
+        left = rungs[-1].limit / rungs[-1].value.mid
+        machine = last.result.machine
+        name = "this machine" if source == "here" else (machine["gpus"] or [machine["cpu"]])[0]
+        sentence = (
+            f"{rungs[-1].gain} the rate of the loop as written; without loading the model would run {times(left)}."
+        )
+        return ladder(
+            f"The loop so far: images/s on {name}",
+            sentence,
+            rungs,
+            share=last.busy_name,
+            limit="the model alone, without loading",
+            note="Each gain is measured in rounds of its own board; the gain in all is their product.",
+        )
+
+    def __repr__(self):
+        return "Scoreboard: the loop so far"
