@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch.utils.data import default_collate
 
-from perflab.bench import cleanup, record, timing
+from perflab.bench import cleanup, machine, record, timing
 from perflab.bench.estimate import Estimate
 from perflab.bench.result import Result
 from perflab.bench.settings import budget
@@ -19,7 +19,7 @@ from perflab.show.forms import Rung, Value, ladder
 from perflab.show.style import RECORDED
 from perflab.show.table import Answer, table
 
-from .loop import Loop, size
+from .loop import Loop, ready_at_start, size
 
 WARM_STEPS, PROFILED_STEPS, LEAST_STEPS = 10, 5, 4
 VISIT_S = {"quick": 0.2, "full": 1.5}
@@ -48,8 +48,6 @@ class _Ready:
     """A loop with its model warm, one batch on the device, and the busy seconds of a step of the model alone."""
 
     def __init__(self, loop: Loop):
-        from perflab.bench import machine
-
         if loop.needs and machine.device() == "cpu":
             raise PerflabError(f"{', '.join(loop.needs)}: this needs a GPU")
         self.loop, self.trainer, self.loader = loop, loop.trainer(), loop.loader()
@@ -77,9 +75,10 @@ class _Ready:
 def _visit(ready: _Ready):
     loop, trainer = ready.loop, ready.trainer
     with trainer.settings():
-        batches = loop.batches(running := iter(ready.loader))
+        running = iter(ready.loader)
         try:
-            for _ in range(loop.workers * loop.prefetch + loop.workers + 1):  # that lay ready, or were on their way
+            batches = loop.batches(running)
+            for _ in range(ready_at_start(ready.loader) + 1):
                 trainer.step(next(batches))
             timing.synchronize()
             began, steps, wait_s, enough_s = time.perf_counter(), 0, 0.0, VISIT_S[budget()]
@@ -92,7 +91,7 @@ def _visit(ready: _Ready):
             timing.synchronize()
             step_s = (time.perf_counter() - began) / steps
         finally:
-            cleanup.close(running)
+            cleanup.close(running)  # no worker of one loop runs while another is timed
         clocks = {"step_s": step_s, "wait_s": wait_s / steps, "alone_s": ready.alone(steps)}
     return timing.samples(**clocks, **({} if math.isnan(ready.busy_s) else {"busy_s": ready.busy_s}))
 

@@ -5,8 +5,9 @@ not inherit a notebook's classes import them from here.
 """
 
 import contextlib
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from perflab import paths
-from perflab.bench import machine
+from perflab.bench import cleanup, machine
 from perflab.errors import PerflabError
 
 # -- as notebook 00 shows it
@@ -94,10 +95,12 @@ class StoredPhotos(Photos):
 
     def __init__(self, paths, side, finish=normalised):
         super().__init__(paths, side, finish)
-        self.pixels = np.stack([np.array(Photos.photo(self, i)) for i in range(len(paths))])
+        self.files = {path: number for number, path in enumerate(dict.fromkeys(paths))}
+        first = {path: i for i, path in reversed(list(enumerate(paths)))}
+        self.pixels = np.stack([np.array(super(StoredPhotos, self).photo(first[path])) for path in self.files])
 
     def photo(self, i):
-        return Image.fromarray(self.pixels[i])
+        return Image.fromarray(self.pixels[self.files[self.paths[i]]])
 
 
 class AttentionBlock(Block):
@@ -158,6 +161,7 @@ GPU = Size(side=224, width=384, depth=12, heads=6, batch=64, photos=512, workers
 SMALL_GPU = replace(GPU, batch=16)
 CPU = Size(side=96, width=64, depth=2, heads=2, batch=16, photos=64, workers=0)
 SMALL_BYTES = 15 * 2**30
+EPOCH_BATCHES = 100
 
 
 def size() -> Size:
@@ -172,11 +176,28 @@ def size() -> Size:
 
 
 def photo_paths() -> list[Path]:
-    """The course's photos. Raises PerflabError where they were not made yet."""
+    """The course's photos, again and again: an epoch of 100 batches. Raises PerflabError where there are none yet."""
     files = sorted((paths.DATA / "images" / "500x375").glob("*.jpg"))[: size().photos]
     if not files:
         raise PerflabError("The loop has no photos yet: run `python -m perflab data`, which makes them.")
-    return files
+    return list(itertools.islice(itertools.cycle(files), EPOCH_BATCHES * size().batch))
+
+
+@contextlib.contextmanager
+def settled(loader: DataLoader, step: Callable) -> Iterator:
+    """An epoch's batches past those that the workers had ready at its start, which `step` trains on first."""
+    batches = iter(loader)
+    try:
+        for _ in range(ready_at_start(loader)):
+            step(next(batches))
+        yield batches
+    finally:
+        cleanup.close(batches)
+
+
+def ready_at_start(loader: DataLoader) -> int:
+    """Batches that are there, or on their way, before a loop asks for the first."""
+    return loader.num_workers * (1 + (loader.prefetch_factor or 0))
 
 
 NEEDS_A_DEVICE = ("pinned", "copied_ahead", "graphs", "tf32")
