@@ -10,7 +10,7 @@ import logging
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import torch
 from perflab.bench.code import Place, is_own, place
 from perflab.errors import PerflabError
 
-from . import given
+from .dispatch import check_callable
 
 _LOUD = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._logging", "torch.fx")
 _BREAKS_LOG = "torch._dynamo.symbolic_convert.__graph_breaks"
@@ -202,25 +202,23 @@ def forget_sizes():
 
 def breaks(call: Callable, *inputs) -> tuple[Break, ...]:
     """Where compiling `call(*inputs)` stops and goes on anew: operator, cause, file and line. Needs no compiler."""
-    given.check("breaks", call, inputs)
+    check_callable(call)
     seen = NotingBackend(_counted)
     with quiet(seen):
         torch.compile(anew(call), backend=seen)(*inputs)
     return tuple(seen.breaks)
 
 
-def recompiles(call: Callable, inputs: Sequence[Sequence], dynamic: bool | None = None) -> Recompiles:
+def recompiles(call: Callable, inputs: Iterable, dynamic: bool | None = None) -> Recompiles:
     """Call `call(*inputs[0])`, `call(*inputs[1])`, ... compiled, and say when it was compiled anew and why.
 
     inputs: one tuple of inputs a call. dynamic: as of torch.compile; False gives each size a graph of its
     own. Graphs run operator by operator, so that no compiler is needed.
     """
-    rows = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str | dict | torch.Tensor) else []
+    check_callable(call)
+    rows = [row if isinstance(row, tuple | list) else (row,) for row in inputs]
     if not rows:
         raise PerflabError("recompiles needs a list with the inputs of at least one call: [(x,), (y,)].")
-    rows = [row if isinstance(row, tuple | list) else (row,) for row in rows]
-    for args in rows:
-        given.check("recompiles", call, args)
     from torch import _dynamo
 
     seen, guards, how, failed = NotingBackend(_counted), [], [], []
@@ -241,29 +239,32 @@ def _guard(k: int, reasons: list[str], call: Callable, args) -> Guard:
     """The guard of the newest graph, which was the last chance: "27/5: tensor 'x' size mismatch ..."."""
     newest = max(reasons, key=lambda r: int(m[1]) if (m := re.match(r"\d+/(\d+):", r)) else -1)
     text = re.sub(r"^\d+/\d+:\s*", "", newest.strip()).splitlines()[0].split("  #")[0].strip()
+    arguments = _arguments(call, args)
     if match := re.match(
         r"tensor '(.+?)' (\w+) mismatch(?: at index (\d+))?\. expected (?:\w+=)?(.+?)(?:, actual (.+))?$", text
     ):
         name, what, index, before, now = match.groups()
         where = f" at dimension {index}" if index else ""
-        return Guard(k, f"{what} of {_short(name, call)}{where}", before, now or "")
+        return Guard(k, f"{what} of {_short(name, call, arguments)}{where}", before, now or "")
     if match := re.match(r"(.+?) == (.+)$", text):
-        name = _short(match[1], call)
-        now = _values(call, args).get(name)
+        name = _short(match[1], call, arguments)
+        now = arguments.get(name)
         return Guard(k, name, match[2], repr(now) if isinstance(now, int | float | str | bool) else "")
-    return Guard(k, "the condition", _short(text, call), "")
+    return Guard(k, "the condition", _short(text, call, arguments), "")
 
 
-def _short(name: str, call: Callable) -> str:
+def _short(name: str, call: Callable, arguments: dict[str, object]) -> str:
     """L['x'] as x, and so is a global name; of a module (see `anew`) its inputs and attributes by their names."""
     name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
     if isinstance(call, types.FunctionType):
         return name
-    name = re.sub(r"\binputs\[(\d+)\]", lambda m: given.names_of(call, int(m[1]) + 1)[-1].removeprefix("Input "), name)
+    for position, argument in enumerate(arguments):
+        name = name.replace(f"inputs[{position}]", argument)
     return re.sub(r"\bcall\b", type(call).__name__, name)
 
 
-def _values(call: Callable, args) -> dict[str, object]:
+def _arguments(call: Callable, args) -> dict[str, object]:
+    """The inputs of a call by the names of its parameters; empty where it does not tell them."""
     with contextlib.suppress(TypeError, ValueError):
         return dict(inspect.signature(getattr(call, "forward", call)).bind(*args).arguments)
     return {}

@@ -19,7 +19,7 @@ from perflab.bench.plan import Job, Plan
 from perflab.bench.process import fresh
 from perflab.errors import PerflabError
 
-from . import given
+from .dispatch import check_callable
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def forbids(call: Callable, *inputs) -> list[Forbidden]:
     compiled runs eager. An empty list does not promise a capture: a library may refuse what no operator
     shows. An error of the call itself is raised as it is.
     """
-    given.check("forbids", call, inputs)
+    check_callable(call)
     (watch,) = _watched(call, inputs, 1)
     return watch.found
 

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_map
 from perflab.bench import cleanup, machine, timing
 from perflab.errors import PerflabError
 
-from . import given
 from .breaks import Break, NotingBackend, Recompiles, anew, breaks, forget_sizes, quiet, recompiles
+from .dispatch import check_callable
 
 __all__ = ["Break", "Compiled", "Recompiles", "break_even", "breaks", "compiled", "modes", "options", "recompiles"]
 
@@ -145,7 +145,7 @@ def compiled(call: Callable, *inputs, mode: str | None = None) -> Compiled:
 
     >>> print(compiled(model, images))  # doctest: +SKIP
     """
-    given.check("compiled", call, inputs)
+    check_callable(call)
     changed = options(mode)
     device = next((x.device.type for x in inputs if torch.is_tensor(x)), machine.device())
     start_s = _started(device)

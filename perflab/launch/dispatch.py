@@ -14,8 +14,6 @@ from perflab.bench import machine, timing
 from perflab.bench.timing import Samples, samples
 from perflab.errors import PerflabError
 
-from . import given
-
 # Words in a kernel's name that tell whose it is, and the name of its library. The first match counts: the kernels
 # of cuDNN and cuBLAS are often built with CUTLASS and carry both names.
 _FAMILIES = [
@@ -41,6 +39,15 @@ _FAMILIES = [
     ("dot_kernel", "cuBLAS"),
 ]
 _SUBMITS = ("LaunchKernel", "LaunchCooperativeKernel", "GraphLaunch")
+
+
+def check_callable(call):
+    """Raises PerflabError where `call` is nothing that can be called, such as what a step has returned."""
+    if not callable(call):
+        raise PerflabError(
+            f"A function or a model to call is needed, and this is of type {type(call).__name__}: "
+            "write lambda: step(batch) for a step."
+        )
 
 
 def _add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -124,7 +131,7 @@ def dispatched(call: Callable[[], object]) -> list[str]:
 
     Slow: count with it, never time in it. Code that torch.compile made is not looked into.
     """
-    given.check("dispatched", call)
+    check_callable(call)
     with _Dispatched() as seen:
         call()
     return seen.names
@@ -170,7 +177,7 @@ def family(kernel: str) -> str:
 
 
 def _events(call: Callable[[], object]) -> list:
-    given.check("kernels", call)
+    check_callable(call)
     if why := machine.missing("cuda"):
         raise PerflabError(f"Kernels are looked for on a CUDA device: {why}.")
     call()  # libraries load, and choose, in the first call

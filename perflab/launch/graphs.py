@@ -7,6 +7,7 @@ shapes, since copy_ broadcasts in silence; and its outputs are copied out, since
 import contextlib
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -15,8 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from perflab.bench import machine
 from perflab.errors import PerflabError, first_line
 
-from . import given
 from .capturable import Forbidden, apart, copied, forbids
+from .dispatch import check_callable
 
 __all__ = ["Forbidden", "Graph", "capture", "capture_step", "forbids", "listing"]
 
@@ -34,7 +35,7 @@ class Graph:
 
     def __init__(self, call: Callable, graph: torch.cuda.CUDAGraph, inputs: tuple, outputs):
         self._graph, self.inputs, self.outputs = graph, inputs, outputs
-        self._names = given.names_of(call, len(inputs))
+        self._names = _input_names(call, len(inputs))
 
     def __call__(self, *inputs):
         self._fits(inputs)
@@ -67,8 +68,50 @@ class Graph:
     def _fits(self, inputs):
         if self._graph is None:
             raise PerflabError("This graph is closed: capture it again.")
-        if why := next(given.misfits(self.inputs, inputs, self._names), ""):
-            raise PerflabError(f"{why[0].upper()}{why[1:]}.")
+        if why := _mismatch(self.inputs, inputs, self._names):
+            raise PerflabError(f"{why}.")
+
+
+def _input_names(call: Callable, count: int) -> list[str]:
+    """What the inputs of `call` are called: the names of its parameters, or else their numbers."""
+    try:
+        parameters = inspect.signature(getattr(call, "forward", call)).parameters.values()
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD][:count]
+    return [*names, *map(str, range(len(names), count))]
+
+
+def _mismatch(captured: tuple, new: tuple, names: list[str]) -> str:
+    """Why a graph that is captured for these inputs, called by `names`, cannot take the new ones, or ""."""
+    if len(captured) != len(new):
+        return f"A graph for {len(captured)} inputs cannot take {len(new)}"
+    for name, old_input, new_input in zip(names, captured, new, strict=True):
+        (old_leaves, old_tree), (leaves, tree) = tree_flatten(old_input), tree_flatten(new_input)
+        if tree != old_tree:
+            return f"Input {name} is built otherwise than when it was captured: give it the same containers"
+        for old, x in zip(old_leaves, leaves, strict=True):
+            if why := _difference(old, x):
+                return f"Input {name} {why}"
+    return ""
+
+
+def _difference(old, new) -> str:
+    """Why a graph that was captured with `old` cannot take `new`, or ""."""
+    if not torch.is_tensor(old):
+        if torch.is_tensor(new) or old != new:
+            return f"was {old!r} when it was captured and is {new!r}: a graph keeps what is no tensor; pass a tensor"
+        return ""
+    if not torch.is_tensor(new):
+        return f"was a tensor when it was captured and is {type(new).__name__}"
+    if old.shape != new.shape:
+        shapes = f"has shape {tuple(new.shape)} and was captured with {tuple(old.shape)}"
+        return f"{shapes}: pad it, or capture one graph per shape"
+    if old.dtype != new.dtype:
+        return f"is {new.dtype} and was captured as {old.dtype}: convert it before"
+    if old.device != new.device:
+        return f"is on {new.device} and was captured on {old.device}: move it before"
+    return ""
 
 
 def _ready_for(inputs):
@@ -148,7 +191,7 @@ def capture(call: Callable, *inputs) -> Graph:
 
     >>> capture(step)  # doctest: +SKIP
     """
-    given.check("capture", call, inputs)
+    check_callable(call)
     _ready_for(inputs)
     static = copied(inputs)
     graph, outputs = _capture(call, static)

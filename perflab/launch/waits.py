@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from perflab.bench.code import Place, caller, frames, is_instrument
 
-from . import given
+from .dispatch import check_callable
 
 _OPTIMIZERS = str(Path(torch.__file__).parent / "optim")
 HOST = ("cpu", "meta")
@@ -84,7 +84,7 @@ def host_syncs(step: Callable[[], object]) -> list[Sync]:
     >>> len(host_syncs(lambda: torch.ones(3).sum().item()))
     1
     """
-    given.check("host_syncs", step)
+    check_callable(step)
     step()
     seen = _Waits()
     with _second_witness(seen), _Operators(seen), _Calls(seen), _explicit(seen):

