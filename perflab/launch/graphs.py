@@ -6,18 +6,17 @@ shapes, since copy_ broadcasts in silence; and its outputs are copied out, since
 
 import contextlib
 import copy
-import functools
 import inspect
 from collections.abc import Callable
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from perflab.bench import machine
+from perflab.bench import machine, process
 from perflab.errors import PerflabError, first_line
 
-from .capturable import Forbidden, apart, copied, forbids
 from .dispatch import check_callable
+from .waits import Forbidden, copied, forbids
 
 __all__ = ["Forbidden", "Graph", "capture", "capture_step", "forbids", "listing"]
 
@@ -260,7 +259,7 @@ def listing(training: bool) -> dict[str, str]:
     Raises PerflabError where there is no CUDA device.
     """
     _ready_for(())
-    return apart(functools.partial(_as_it_stands, training))
+    return process.call(_as_it_stands, training)
 
 
 def _as_it_stands(training: bool) -> dict[str, str]:
