@@ -5,6 +5,7 @@ code, so that nothing that is compiled in this process is lost or found.
 """
 
 import contextlib
+import functools
 import inspect
 import logging
 import re
@@ -77,20 +78,24 @@ class Recompiles:
 
 
 class NotingBackend:
-    """A backend that compiles with `compiler` and notes each graph, each run of one, and each break."""
+    """A backend that notes each graph and each break. It compiles with `compiler`, or else runs a graph operator
+    by operator, as the backend "eager" does, and counts the runs."""
 
-    def __init__(self, compiler: Callable):
+    def __init__(self, compiler: Callable | None = None):
         self.compiler = compiler
         self.graphs = self.runs = 0
         self.breaks: list[Break] = []
-        self.lacks = ""
 
     def __call__(self, graph, inputs):
         self.graphs += 1
         reason = getattr(graph, "compile_subgraph_reason", None)
         if reason is not None and reason.graph_break:
             self.broke(str(reason.reason), [(f.filename, f.lineno) for f in reason.user_stack or ()])
-        return self.compiler(self, graph, inputs)
+        return self.compiler(graph, inputs) if self.compiler else functools.partial(self._run, graph)
+
+    def _run(self, graph, *inputs):
+        self.runs += 1
+        return graph.forward(*inputs)
 
     def broke(self, reason: str, frames: list[tuple[str, int]]):
         """Note a break, whose (path, line) frames stand outermost first."""
@@ -101,16 +106,6 @@ class NotingBackend:
             reason = "logging.Logger"
         if not any((b.file, b.line) == (file, line) for b in self.breaks):
             self.breaks.append(Break(*_in_words(reason), file, line))
-
-
-def _counted(seen: NotingBackend, graph, inputs):
-    """Run the graph operator by operator, as the backend "eager" does, and count the runs."""
-
-    def run(*args):
-        seen.runs += 1
-        return graph.forward(*args)
-
-    return run
 
 
 _WORDS = [
@@ -177,7 +172,7 @@ def quiet(seen: NotingBackend) -> Iterator[None]:
             x.setLevel(level)
 
 
-def anew(call: Callable) -> Callable:
+def fresh_code(call: Callable) -> Callable:
     """The same function with code of its own: what was compiled of a function is kept with its code."""
     if isinstance(call, types.FunctionType):
         copy = types.FunctionType(
@@ -189,7 +184,7 @@ def anew(call: Callable) -> Callable:
     def entry(*inputs):
         return call(*inputs)
 
-    return anew(entry)
+    return fresh_code(entry)
 
 
 def forget_sizes():
@@ -203,9 +198,9 @@ def forget_sizes():
 def breaks(call: Callable, *inputs) -> tuple[Break, ...]:
     """Where compiling `call(*inputs)` stops and goes on anew: operator, cause, file and line. Needs no compiler."""
     check_callable(call)
-    seen = NotingBackend(_counted)
+    seen = NotingBackend()
     with quiet(seen):
-        torch.compile(anew(call), backend=seen)(*inputs)
+        torch.compile(fresh_code(call), backend=seen)(*inputs)
     return tuple(seen.breaks)
 
 
@@ -221,10 +216,10 @@ def recompiles(call: Callable, inputs: Iterable, dynamic: bool | None = None) ->
         raise PerflabError("recompiles needs a list with the inputs of at least one call: [(x,), (y,)].")
     from torch import _dynamo
 
-    seen, guards, how, failed = NotingBackend(_counted), [], [], []
+    seen, guards, how, failed = NotingBackend(), [], [], []
     forget_sizes()
     with quiet(seen):
-        ready = _dynamo.optimize(seen, dynamic=dynamic, guard_fail_fn=guards.append)(anew(call))
+        ready = _dynamo.optimize(seen, dynamic=dynamic, guard_fail_fn=guards.append)(fresh_code(call))
         for k, args in enumerate(rows):
             had, ran = seen.graphs, seen.runs
             guards.clear()
@@ -254,7 +249,7 @@ def _guard(k: int, reasons: list[str], call: Callable, args) -> Guard:
 
 
 def _short(name: str, call: Callable, arguments: dict[str, object]) -> str:
-    """L['x'] as x, and so is a global name; of a module (see `anew`) its inputs and attributes by their names."""
+    """L['x'] as x, and so is a global name; of a module (see `fresh_code`) its inputs and attributes by their names."""
     name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
     if isinstance(call, types.FunctionType):
         return name

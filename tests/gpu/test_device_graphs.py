@@ -285,7 +285,6 @@ def test_compiled_is_one_kernel_with_equal_results_that_are_kept(mode):
     made = compile.compiled(fused, x, a, b, mode=mode)
     print(f"\n{mode}: {made.compile_s:.2f} s, the start {made.start_s:.2f} s")
     assert (made.kernels, made.graphs, made.breaks) == (1, 1, ())
-    assert made.cuda_graphs == (mode is not None)
     first, second = made.call(x, a, b), made.call(b, a, x)
     assert torch.allclose(first, fused(x, a, b)) and torch.allclose(second, fused(b, a, x))
     assert set(cleanup.descendants()) <= processes

@@ -379,11 +379,6 @@ def test_break_even_is_the_cost_over_the_gain_of_a_call(compile_s, before_s, aft
     assert compile.break_even(compile_s, before_s, after_s) == calls
 
 
-def test_the_modes_with_cuda_graphs_are_two():
-    with_graphs = {name for name, row in compile.modes().items() if row["cuda_graphs"] == "yes"}
-    assert with_graphs == {"reduce-overhead", "max-autotune"}
-
-
 def test_an_unknown_mode_is_one_sentence():
     with pytest.raises(PerflabError, match="reduce-overhead"):
         compile.compiled(fused, *torch.ones(3, 2), mode="fastest")
