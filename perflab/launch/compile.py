@@ -12,7 +12,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import psutil
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from perflab.bench import machine, timing
 from perflab.errors import PerflabError
 
-from .breaks import Break, NotingBackend, Recompiles, breaks, forget_sizes, fresh_code, quiet, recompiles
+from .breaks import Break, CountingBackend, Recompiles, breaks, forget_sizes, fresh_code, recompiles, silenced
 from .dispatch import check_callable
 
 __all__ = ["Break", "Compiled", "Recompiles", "break_even", "breaks", "compiled", "recompiles"]
@@ -58,10 +58,10 @@ def compiled(call: Callable, *inputs, mode: str | None = None) -> Compiled:
     if why := _missing(device):
         raise PerflabError(f"torch.compile cannot compile this: {why}.")
     start_s = _started(device)
-    ready, compile_s, kernels, backend = _compile(call, inputs, settings)
+    result = _compile(call, inputs, settings)
     if settings.get("triton.cudagraphs") and device == "cuda":
-        ready = _cloning(ready)
-    return Compiled(ready, compile_s, start_s, kernels, backend.graphs, tuple(backend.breaks))
+        result = replace(result, call=_cloning(result.call))
+    return replace(result, start_s=start_s)
 
 
 def break_even(compile_s: float, before_s: float, after_s: float) -> float:
@@ -119,7 +119,7 @@ def _find_instructions():
     """Import the compiler, and let it try which vector instructions the processor has."""
     folder = _folder()
     try:
-        with quiet(NotingBackend()), _own_cache(folder), _failure_in_a_line():
+        with silenced(), _own_cache(folder), _failure_in_a_line():
             from torch._inductor import compile_fx, cpu_vec_isa  # noqa: F401
 
             cpu_vec_isa.pick_vec_isa()
@@ -127,8 +127,8 @@ def _find_instructions():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _compile(call: Callable, inputs, settings: dict) -> tuple[Callable, float, int, NotingBackend]:
-    """The compiled call, seconds until it was warm, kernels generated, and what was seen."""
+def _compile(call: Callable, inputs, settings: dict) -> Compiled:
+    """Compile and run until it is warm; the compiler has been started."""
     folder = _folder()
 
     def compiler(graph, examples):
@@ -137,9 +137,9 @@ def _compile(call: Callable, inputs, settings: dict) -> tuple[Callable, float, i
         with _own_cache(folder):  # here too: another size is compiled later
             return compile_fx(graph, examples, config_patches=settings)
 
-    backend = NotingBackend(compiler)
+    backend = CountingBackend(compiler)
     weakref.finalize(backend, shutil.rmtree, folder, ignore_errors=True)  # what later compilations leave
-    with quiet(backend):
+    with silenced() as found:
         from torch._inductor import metrics
 
         ready = torch.compile(fresh_code(call), backend=backend)
@@ -152,7 +152,7 @@ def _compile(call: Callable, inputs, settings: dict) -> tuple[Callable, float, i
                 _warm(ready, inputs, 2)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    return ready, compile_s, kernels, backend
+    return Compiled(ready, compile_s, 0.0, kernels, backend.graphs, tuple(found))
 
 
 def _warm(ready: Callable, inputs, calls: int) -> float:
