@@ -105,7 +105,7 @@ def test_another_shape_is_refused(shape):
 def test_an_input_on_the_host_is_refused_before_and_after():
     with pytest.raises(PerflabError, match="Input 0 is on cpu"):
         graphs.capture(torch.neg, torch.zeros(8))
-    with pytest.raises(PerflabError, match="is on cpu and was captured on cuda"):
+    with pytest.raises(PerflabError, match="has device cpu and was captured with cuda"):
         graphs.capture(torch.neg, torch.zeros(8, device="cuda"))(torch.ones(8))
 
 

@@ -286,10 +286,9 @@ def test_training_goes_on_as_if_the_warm_up_had_not_been(make, taken):
 
         for _ in range(taken):
             step()
-        before = graphs._state(model, optimizer)
-        for _ in range(warm_ups):
-            step()
-        graphs._put_back(model, optimizer, before)
+        with graphs._put_back(model, optimizer):
+            for _ in range(warm_ups):
+                step()
         for _ in range(3):
             step()
         return [x.clone() for x in [*model.parameters(), *model.buffers()]]
