@@ -12,7 +12,7 @@ from perflab.show import style
 from perflab.show.explorer import Explorer
 
 from . import gaps
-from .read import KERNEL, Trace
+from .trace import KERNEL, Trace
 
 ROWS = ("host", "calls", "device", "idle")
 COLOURS = {

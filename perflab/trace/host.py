@@ -7,7 +7,7 @@ import numpy as np
 
 from perflab.bench.intervals import parents
 
-from .events import Recording, Spans
+from .read import Recording, Spans
 
 STEP = "ProfilerStep#"
 NODE = "autograd::engine::evaluate_function: "  # before the name of a backward node

@@ -15,11 +15,11 @@ import record as planted
 import torch
 from trim import trimmed, write
 
-from perflab import PerflabError, paths
+from perflab import PerflabError, paths, read_trace
 from perflab.bench.profiler import exported
 from perflab.trace import faults, gaps
-from perflab.trace.events import own_frame, recorded
-from perflab.trace.read import read, short
+from perflab.trace.read import own_frame, recorded
+from perflab.trace.trace import short
 
 TRACES = paths.DATA / "traces"
 MAIN, BACKWARD, LOADER = 100, 101, 102
@@ -71,7 +71,7 @@ class Fake:
         return {"schemaVersion": 1, "deviceProperties": self.properties, "traceEvents": self.events}
 
     def read(self, **named):
-        return read(self.whole, **named)
+        return read_trace(self.whole, **named)
 
 
 def swept(intervals: list[tuple[int, int]]) -> int:
@@ -596,7 +596,7 @@ def test_what_is_no_trace_is_one_sentence(case, packed, tmp_path):
     path = tmp_path / ("trace.json.gz" if packed else "trace.json")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     with pytest.raises(PerflabError, match=expected) as caught:
-        read(path)
+        read_trace(path)
     assert "trace.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -604,10 +604,10 @@ def test_a_packed_file_that_is_cut_is_said(tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps(paced(Fake(), 500).whole).encode())[:-800])
     with pytest.raises(PerflabError, match="cut short"):
-        read(path)
+        read_trace(path)
     path.write_bytes(b"\x1f\x8b" + bytes(range(100)))
     with pytest.raises(PerflabError, match=r"damaged|cut short"):
-        read(path)
+        read_trace(path)
 
 
 def test_a_file_that_is_cut_anywhere_is_one_sentence(tmp_path):
@@ -617,7 +617,7 @@ def test_a_file_that_is_cut_anywhere_is_one_sentence(tmp_path):
         for end in sorted(pick.sample(range(1, len(whole) - 1), 50)):
             path.write_bytes(whole[:end])
             with pytest.raises(PerflabError, match=r"cut short|no JSON at its beginning|damaged") as caught:
-                read(path)
+                read_trace(path)
             assert "\n" not in str(caught.value)
 
 
@@ -628,14 +628,14 @@ def test_a_pickle_is_not_loaded(tmp_path):
 
     (tmp_path / "trace.pt").write_bytes(pickle.dumps(Runs()))
     with pytest.raises(PerflabError, match="no JSON"):
-        read(tmp_path / "trace.pt")
+        read_trace(tmp_path / "trace.pt")
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("source", ["nowhere/trace.json", Path("/"), "", "a\0.json", 7, None])
 def test_a_source_that_is_none_says_what_is_one(source):
     with pytest.raises(PerflabError, match=r"export_chrome_trace|cannot be read"):
-        read(source)
+        read_trace(source)
 
 
 def test_all_ways_to_give_a_trace_are_alike(tmp_path):
@@ -646,21 +646,21 @@ def test_all_ways_to_give_a_trace_are_alike(tmp_path):
     bare.write_text(json.dumps(whole["traceEvents"]))
     late = {"traceEvents": whole["traceEvents"], "deviceProperties": whole["deviceProperties"], "x": [1, {"y": "]"}]}
     spaced.write_text(json.dumps(late, indent=4))
-    expected = read(whole)
+    expected = read_trace(whole)
     for source in (plain, str(packed), spaced, bare, whole["traceEvents"]):
-        got = read(source)
+        got = read_trace(source)
         assert (got.busy_ns, got.span_ns, got.idle) == (expected.busy_ns, expected.span_ns, expected.idle)
-    assert read(spaced).multiprocessors == MULTIPROCESSORS and read(bare).multiprocessors is None
+    assert read_trace(spaced).multiprocessors == MULTIPROCESSORS and read_trace(bare).multiprocessors is None
 
 
 def test_odd_events_of_other_versions_are_read(tmp_path):
     """A mark of byte order, names in any script, properties that are none."""
     path = tmp_path / "trace.json"
     whole = paced(Fake()).span("user_annotation", "ProfilerStep#\u00b2", 0, 5).launch(400, 405, 410, "\u6838").whole
-    expected = read(whole)
+    expected = read_trace(whole)
     for properties in (None, 5, [1], [{"id": 0, "name": 7, "numSms": "132"}]):
         path.write_text(json.dumps(whole | {"deviceProperties": properties}), "utf-8-sig")
-        got = read(path)
+        got = read_trace(path)
         assert (got.busy_ns, got.idle, got.steps[0].number) == (expected.busy_ns, expected.idle, None)
         assert got.multiprocessors is None and got.findings and repr(got)
 
@@ -691,7 +691,9 @@ def test_events_that_nobody_knows_are_passed_over():
 
 def test_kernels_without_a_grid_and_arguments_are_read():
     """Other profilers write fewer arguments; the process of a device's event is then its number."""
-    trace = read([{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": t, "dur": 2} for t in (1, 5, 9)])
+    trace = read_trace(
+        [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": t, "dur": 2} for t in (1, 5, 9)]
+    )
     assert trace.busy_ns == 6000 and trace.device == 0 and trace.small_share == 0
 
 
@@ -708,9 +710,9 @@ def profiled(step):
 def test_a_profile_without_a_device_says_so_and_how_to_go_on():
     profiler = profiled(lambda: torch.ones(8) + 1)
     with pytest.raises(PerflabError, match=r"0 kernels recorded.*ProfilerActivity.CUDA.*key_averages"):
-        read(profiler)
+        read_trace(profiler)
     with pytest.raises(PerflabError, match="already"):
-        read(profiler)
+        read_trace(profiler)
 
 
 def test_a_profiler_that_could_not_write_says_so():
@@ -719,7 +721,7 @@ def test_a_profiler_that_could_not_write_says_so():
             """As torch on a full disk: a line in a log, and no file."""
 
     with pytest.raises(PerflabError, match="make room"):
-        read(Full())
+        read_trace(Full())
 
 
 def test_frames_of_libraries_are_not_the_users():
@@ -769,7 +771,7 @@ def test_trimming_changes_nothing_that_is_read():
     )
     for event in fake.events:
         event["ts"] = (5_141_794_360_879_939 + round(1000 * event["ts"]) + pick.randrange(500)) / 1000
-    whole, small = fake.read(), read(json.loads(json.dumps(trimmed(fake.whole))))
+    whole, small = fake.read(), read_trace(json.loads(json.dumps(trimmed(fake.whole))))
     assert (small.busy_ns, small.span_ns, small.idle) == (whole.busy_ns, whole.span_ns, whole.idle)
     assert small.top().equals(whole.top()) and small.gaps == whole.gaps
     assert "/home/me" not in json.dumps(trimmed(fake.whole))
@@ -794,7 +796,7 @@ def test_the_busy_share_of_a_recorded_trace_is_that_of_a_sweep_line(path):
     whole = json.loads(gzip.decompress(path.read_bytes()))
     intervals = nanoseconds(whole)
     span = max(e for _, e in intervals) - min(s for s, _ in intervals)
-    trace = read(path)
+    trace = read_trace(path)
     assert abs(trace.busy_share - swept(intervals) / span) < 1e-3
     assert trace.lost == 0 and trace.kernels > 20
     adds_up(trace)
@@ -802,7 +804,7 @@ def test_the_busy_share_of_a_recorded_trace_is_that_of_a_sweep_line(path):
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.name.partition(".")[0])
 def test_a_planted_fault_is_named_with_its_place_and_a_healthy_loop_is_not(path):
-    found, plan = read(path).findings, (planted.FAULTS | planted.HEALTHY)[path.name.partition(".")[0]]
+    found, plan = read_trace(path).findings, (planted.FAULTS | planted.HEALTHY)[path.name.partition(".")[0]]
     if not plan.fault:
         assert not found
     else:
