@@ -81,9 +81,7 @@ def _against(letter: str, name: str) -> str:
 
 
 def _copied(trace: Trace) -> float:
-    events = trace.events
-    copies = trace.is_held_copy
-    return float((events.end - events.start)[copies].sum() / trace.span_ns) if trace.span_ns else 0.0
+    return float(trace.durations[trace.is_pageable].sum() / trace.span_ns)
 
 
 # -- a loop that waits once

@@ -1,4 +1,4 @@
-"""The events of a trace that torch.profiler wrote, as columns of whole nanoseconds. What they mean is not said here."""
+"""The file of a trace that torch.profiler wrote, as tables of whole nanoseconds. What they mean is not said here."""
 
 import functools
 import gzip
@@ -7,7 +7,6 @@ import math
 import re
 import sys
 import zlib
-from array import array
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,12 +16,25 @@ from perflab.bench.profiler import exported
 from perflab.errors import PerflabError, first_line
 
 KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
+TABLES = dict.fromkeys(KINDS, "device") | {
+    "cpu_op": "operators",
+    "cuda_runtime": "calls",
+    "cuda_driver": "calls",
+    "user_annotation": "notes",
+    "python_function": "frames",
+}
+COLUMNS = ("start", "end", "name", "thread", "correlation")
+DEVICE_COLUMNS = (*COLUMNS, "kind", "gpu", "blocks")
+MEMORY_COLUMNS = ("time", "thread", "gpu", "total")
 EXPORT = "export one with prof.export_chrome_trace('trace.json.gz') after a torch.profiler run"
 
 _FRAME = re.compile(r"^(?P<path>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
-_LIBRARIES = sys.stdlib_module_names | {"torch", "torchvision", "triton", "numpy", "pandas", "PIL", "tqdm", "psutil"}
-_LIBRARIES |= {"IPython", "ipykernel", "tornado", "traitlets", "zmq", "jupyter_client", "matplotlib", "ipywidgets"}
 _INSTALLED = re.compile(r"/(site-packages|dist-packages|lib/python3\.\d+)/|^<")
+_LIBRARIES = {
+    *sys.stdlib_module_names,
+    *("torch", "torchvision", "triton", "numpy", "pandas", "PIL", "tqdm", "psutil"),
+    *("IPython", "ipykernel", "tornado", "traitlets", "zmq", "jupyter_client", "matplotlib", "ipywidgets"),
+}
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -41,105 +53,73 @@ def own_frame(name: str) -> str | None:
     return f"{path.name}({frame['line']}): {frame['function']}"
 
 
-class Spans:
-    """Host events of one kind: columns start, end (ns), name, thread (numbers) and correlation (-1 where none)."""
-
-    COLUMNS = ("start", "end", "name", "thread", "correlation")
-
-    def __init__(self):
-        self._flat = array("q")
-        self.add = self._flat.extend  # one row of numbers, in the order of COLUMNS
-
-    def close(self):
-        """Columns as numpy arrays, ordered by thread, start and enclosing before enclosed."""
-        rows = np.frombuffer(self._flat, np.int64) if self._flat else np.zeros(0, np.int64)
-        rows = rows.reshape(-1, len(self.COLUMNS))
-        order = np.lexsort((-rows[:, 1], rows[:, 0], rows[:, 3]))
-        for name, column in zip(self.COLUMNS, rows.T, strict=True):
-            setattr(self, name, column[order])
-        del self._flat, self.add
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-
-class Device(Spans):
-    """Device events: kind indexes KINDS, blocks are those of the grid, -1 where not recorded."""
-
-    COLUMNS = (*Spans.COLUMNS, "kind", "device", "blocks")
-
-
 class Recording:
-    """What was read. `names[i]` and `threads[i]` decode the columns; times count from `origin` nanoseconds.
+    """The events of a trace in numpy's record arrays: each column is an attribute, of whole numbers.
 
-    device, operators, calls (CUDA runtime and driver), notes (annotations), frames (the user's own Python),
-    memory ((time, thread, device, bytes allocated) of the device's allocator); properties of the devices.
+    operators, calls (CUDA runtime and driver), notes (annotations), frames (the user's own Python): start, end
+        (ns), name and thread (numbers), correlation (-1 where none). Ordered by thread, start, enclosing first.
+    device: the same columns and kind (of KINDS), gpu (number of the device), blocks (of the grid, -1 where none).
+    memory: time (ns), thread, gpu and total, the bytes that the device's allocator has given out; by time.
+    names[i] decodes the names; `properties` are those of each device by its number.
+
+    Raises PerflabError for an event that torch does not write.
     """
 
-    def __init__(self, source: str):
-        self.source = source
-        self.names: list[str] = []
-        self.threads: list[tuple] = []
-        self.device, self.operators, self.calls, self.notes, self.frames = Device(), Spans(), Spans(), Spans(), Spans()
-        self.memory: list[tuple[int, int, int, int]] = []
-        self.properties: dict[int, dict] = {}
-        self.events = 0
-        self._kept = dict.fromkeys(KINDS, self.device) | {
-            "cpu_op": self.operators,
-            "cuda_runtime": self.calls,
-            "cuda_driver": self.calls,
-            "user_annotation": self.notes,
-            "python_function": self.frames,
-        }
-        self._name_of: dict[str, int] = {}
-        self._thread_of: dict[tuple, int] = {}
+    def __init__(self, source: str, events: list, properties: dict[int, dict]):
+        self.source, self.events, self.properties = source, len(events), properties
+        self._name_numbers: dict[str, int] = {}
+        self._thread_numbers: dict[tuple, int] = {}
+        rows = {table: [] for table in (*TABLES.values(), "memory")}
+        for number, event in enumerate(events, 1):
+            try:
+                self._add(event, rows)
+            except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+                raise PerflabError(
+                    f"Event {number:,} of {source} is none that torch.profiler writes ({first_line(error)}); {EXPORT}."
+                ) from error
+        self.names = list(self._name_numbers)
+        self.operators, self.calls = _spans(rows["operators"]), _spans(rows["calls"])
+        self.notes, self.frames = _spans(rows["notes"]), _spans(rows["frames"])
+        self.device = _spans(rows["device"], DEVICE_COLUMNS)
+        self.memory = _table(sorted(rows["memory"]), MEMORY_COLUMNS)
 
-    def name(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"its name is {text!r}")
-        if (i := self._name_of.get(text)) is None:
-            i = self._name_of[text] = len(self.names)
-            self.names.append(text)
-        return i
-
-    def thread(self, event: dict) -> int:
-        key = (event.get("pid"), event.get("tid"))
-        if (i := self._thread_of.get(key)) is None:
-            i = self._thread_of[key] = len(self.threads)
-            self.threads.append(key)
-        return i
-
-    def add(self, event: dict):
-        """One trace event. Categories that nobody reads are dropped here."""
-        self.events += 1
-        category = event.get("cat")
-        if event.get("ph") != "X":
-            if category == "cpu_instant_event" and event.get("name") == "[memory]":
-                self._allocation(event)
+    def _add(self, event: dict, rows: dict[str, list]):
+        """One event as a row of its table. Categories that nobody reads are passed over."""
+        category, name, arguments = event.get("cat"), event.get("name", ""), event.get("args") or {}
+        if category == "cpu_instant_event" and name == "[memory]" and arguments.get("Device Type") == 1:  # CUDA
+            gpu, total = int(arguments.get("Device Id", 0)), int(arguments.get("Total Allocated", 0))
+            rows["memory"].append((nanoseconds(event["ts"]), self._thread(event), gpu, total))
+        table = TABLES.get(category)
+        if table == "frames":
+            name = own_frame(name)
+        if event.get("ph") != "X" or table is None or name is None:
             return
-        kept = self._kept.get(category)
-        if kept is None:
-            return
-        name, arguments = event.get("name", ""), event.get("args") or {}
-        if kept is self.frames and (name := own_frame(name)) is None:
-            return
-        start, lasts = nanoseconds(event["ts"]), nanoseconds(event.get("dur", 0))
-        row = start, start + max(0, lasts), self.name(name), self.thread(event), arguments.get("correlation", -1)
-        if kept is self.device:
-            grid, number = arguments.get("grid"), arguments.get("device", event.get("pid", 0))
-            row += KINDS.index(category), int(number), math.prod(grid) if grid else -1
-        kept.add(row)
+        if not isinstance(name, str):
+            raise TypeError(f"its name is {name!r}")
+        start, duration = nanoseconds(event["ts"]), nanoseconds(event.get("dur", 0))
+        name_number = self._name_numbers.setdefault(name, len(self._name_numbers))
+        row = (start, start + max(0, duration), name_number, self._thread(event), int(arguments.get("correlation", -1)))
+        if table == "device":
+            grid, gpu = arguments.get("grid"), arguments.get("device", event.get("pid", 0))
+            row += (KINDS.index(category), int(gpu), math.prod(grid) if grid else -1)
+        rows[table].append(row)
 
-    def _allocation(self, event: dict):
-        arguments = event.get("args") or {}
-        if arguments.get("Device Type") == 1:  # CUDA
-            at, total = nanoseconds(event["ts"]), int(arguments.get("Total Allocated", 0))
-            self.memory.append((at, self.thread(event), int(arguments.get("Device Id", 0)), total))
+    def _thread(self, event: dict) -> int:
+        return self._thread_numbers.setdefault((event.get("pid"), event.get("tid")), len(self._thread_numbers))
 
-    def close(self):
-        for spans in (self.device, self.operators, self.calls, self.notes, self.frames):
-            spans.close()
-        self.memory.sort()
+    def matching(self, pattern: str, spans: np.recarray) -> np.ndarray:
+        """Per event of a table: is the regular expression found in its name?"""
+        matches = np.array([re.search(pattern, name) is not None for name in self.names], bool)
+        return matches[spans.name]
+
+
+def _table(rows: list[tuple], columns: tuple[str, ...]) -> np.recarray:
+    return np.array(rows, [(column, np.int64) for column in columns]).view(np.recarray)
+
+
+def _spans(rows: list[tuple], columns: tuple[str, ...] = COLUMNS) -> np.recarray:
+    spans = _table(rows, columns)
+    return spans[np.lexsort((-spans.end, spans.start, spans.thread))]
 
 
 def nanoseconds(microseconds) -> int:
@@ -160,53 +140,39 @@ def recorded(source) -> Recording:
         whole, called = _json(Path(source)), Path(source).name
     else:
         raise PerflabError(f"A trace is a path, a dict or a torch profiler, not {type(source).__name__}: {EXPORT}.")
-    events = whole.get("traceEvents") if isinstance(whole, dict) else whole
+    whole = whole if isinstance(whole, dict) else {"traceEvents": whole}
+    events, devices = whole.get("traceEvents"), whole.get("deviceProperties")
     if not isinstance(events, list):
         raise PerflabError(f"{called} is no trace: it has no list of traceEvents; {EXPORT}.")
-    recording = Recording(called)
-    if isinstance(whole, dict):
-        _properties(recording, whole.get("deviceProperties"))
-    try:
-        for event in events:
-            recording.add(event)
-    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-        number = recording.events
-        raise PerflabError(
-            f"Event {number:,} of {called} is none that torch.profiler writes ({first_line(error)}); {EXPORT}."
-        ) from error
-    if not recording.events:
+    if not events:
         raise PerflabError(f"{called} holds no events: profile at least one step; {EXPORT}.")
-    recording.close()
-    return recording
+    known = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    return Recording(called, events, {device.get("id"): device for device in known})
 
 
 def _json(path: Path) -> dict | list:
     """The content of a file, packed or not; fractions stay exact, since a float loses the nanoseconds of 10^15 us."""
     try:
-        raw = path.read_bytes()
-        packed = raw[:2] == b"\x1f\x8b"
-        text = (gzip.decompress(raw) if packed else raw).decode("utf-8-sig", errors="replace")
+        content = path.read_bytes()
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+        return json.loads(content.decode("utf-8-sig", errors="replace"), strict=False, parse_float=Decimal)
     except EOFError:
-        raise PerflabError(f"{path.name} is cut short; {EXPORT}.") from None
+        why = "is cut short"
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise PerflabError(f"{path.name} is damaged ({error}); {EXPORT}.") from None
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise PerflabError(f"{path.name} cannot be read ({why}); {EXPORT}.") from None
-    if not text.strip():
-        raise PerflabError(f"{path.name} is empty; {EXPORT}.")
-    try:
-        return json.loads(text, strict=False, parse_float=Decimal)
+        why = f"is damaged ({error})"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror or error})"
     except json.JSONDecodeError as error:
-        if error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated"):
-            raise PerflabError(f"{path.name} is cut short: it ends in the middle of its JSON; {EXPORT}.") from None
-        where = f"line {error.lineno}, column {error.colno}"
-        raise PerflabError(f"{path.name} is no JSON ({error.msg} at {where}); {EXPORT}.") from None
+        why = _flaw(error)
     except (ValueError, RecursionError) as error:
-        raise PerflabError(f"{path.name} is no JSON ({first_line(error)}); {EXPORT}.") from None
+        why = f"is no JSON ({first_line(error)})"
+    raise PerflabError(f"{path.name} {why}; {EXPORT}.")
 
 
-def _properties(recording: Recording, devices):
-    for device in devices if isinstance(devices, list) else []:
-        if isinstance(device, dict) and isinstance(device.get("id"), int):
-            recording.properties[device["id"]] = device
+def _flaw(error: json.JSONDecodeError) -> str:
+    if not error.doc.strip():
+        return "is empty"
+    if error.pos >= len(error.doc.rstrip()) - 1 or error.msg.startswith("Unterminated"):
+        return "is cut short: it ends in the middle of its JSON"
+    return f"is no JSON ({error.msg} at line {error.lineno}, column {error.colno})"

@@ -6,22 +6,23 @@ kernels that overlap on two streams count once.
 
 import functools
 import re
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from perflab.bench.intervals import length, union, without
+from perflab.bench.intervals import Intervals, length, union, without
 from perflab.errors import PerflabError
 
-from . import faults, gaps, memory_events
-from .host import Whereabouts, step_number
+from . import faults, gaps
+from .host import Where, Whereabouts, step_number
 from .read import KINDS, Recording, recorded
 
 KERNEL, COPY = KINDS.index("kernel"), KINDS.index("gpu_memcpy")
-_LAUNCH = re.compile(r"^(cuda|cu|hip|hipExt)\w*Launch(Cooperative)?Kernel")
-_GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch")
-_COLLECTIVE = re.compile(r"^\W*(void )?(nccl|rccl|mscclpp|nvshmem)", re.IGNORECASE)
+_LAUNCH = r"^(cuda|cu|hip|hipExt)\w*Launch(Cooperative)?Kernel"
+_GRAPH_LAUNCH = r"^(cuda|cu|hip)GraphLaunch"
+_COLLECTIVE = r"(?i)^\W*(void )?(nccl|rccl|mscclpp|nvshmem)"
 _FUNCTOR = re.compile(r"\w*(?:Functor|functor)\w*")
 
 
@@ -33,67 +34,54 @@ class Step(NamedTuple):
     end_s: float
 
 
+class MemoryPeak(NamedTuple):
+    """Where the device's allocated memory was highest, of the allocations that the trace has."""
+
+    bytes: int
+    time: int  # nanoseconds of the trace
+    where: Where
+
+
 class Trace:
     """One device of a trace; `read_trace` makes it.
 
-    span_s runs from the first event of the device to the end of its last one. The host's steps begin
-    earlier and end earlier, as the device works behind the host.
+    span_ns, span_s: from the first event of the device to the end of its last one. The host's steps begin earlier
+        and end earlier, as the device works behind the host.
+    busy_ns, busy_share: when some event ran, of the span. The gaps are the rest.
+    kernels: those that ran. launches: calls that launch one kernel each; graph launches, copies and memsets are not
+        among them. graph_launches: of CUDA graphs.
+    dropped_kernels: launches whose kernel is on no device of the trace: the profiler dropped it, and busy time is
+        missing.
+    multiprocessors: how many the device has; None where the trace does not say.
     """
 
     def __init__(self, recording: Recording, device: int):
-        self.recording, self.device = recording, device
-        self.places = Whereabouts(recording)
-        mine = recording.device.device == device
-        self.events = _of_one_device(recording.device, mine)
-        self._match()
-        self.busy = union(self.events.start, self.events.end)
+        self.recording, self.device, self.places = recording, device, Whereabouts(recording)
+        properties = recording.properties.get(device, {})
+        self.name, number = str(properties.get("name") or f"device {device}"), properties.get("numSms")
+        self.multiprocessors = number if isinstance(number, int) else None
+        events = recording.device[recording.device.gpu == device]
+        self.events = events[np.argsort(events.start, kind="stable")]
+        self.durations = self.events.end - self.events.start
         self.origin = int(self.events.start[0])
-
-    # -- how long, how busy
-
-    @property
-    def span_ns(self) -> int:
-        return int(self.busy[1][-1] - self.busy[0][0]) if len(self.busy[0]) else 0
-
-    @property
-    def busy_ns(self) -> int:
-        return length(self.busy)
-
-    @property
-    def span_s(self) -> float:
-        return self.span_ns / 1e9
-
-    @property
-    def busy_s(self) -> float:
-        return self.busy_ns / 1e9
-
-    @property
-    def busy_share(self) -> float:
-        """Of the span; the pieces of `gaps` are the rest."""
-        return self.busy_ns / self.span_ns if self.span_ns else 0.0
-
-    @property
-    def name(self) -> str:
-        """Of the device, as the trace has it."""
-        return str(self._property("name") or f"device {self.device}")
-
-    @property
-    def multiprocessors(self) -> int | None:
-        """How many the device has; None where the trace does not say."""
-        number = self._property("numSms")
-        return number if isinstance(number, int) and number > 0 else None
-
-    def _property(self, key: str):
-        return self.recording.properties.get(self.device, {}).get(key)
+        self.busy = union(self.events.start, self.events.end)
+        self.busy_ns = length(self.busy)
+        self.span_ns = int(self.busy[1][-1] - self.busy[0][0]) if self.busy_ns else 0
+        self.span_s = self.span_ns / 1e9
+        self.busy_share = self.busy_ns / self.span_ns if self.span_ns else 0.0
+        calls = recording.calls
+        launches = calls.correlation[recording.matching(_LAUNCH, calls)]
+        launches = np.unique(launches)  # one call may be inside another of the same correlation
+        self.kernels, self.launches = int((self.events.kind == KERNEL).sum()), len(launches)
+        self.graph_launches = int(recording.matching(_GRAPH_LAUNCH, calls).sum())
+        self.dropped_kernels = int((~np.isin(launches, recording.device.correlation)).sum())
 
     @functools.cached_property
     def steps(self) -> list[Step]:
-        notes, names, places = self.recording.notes, self.recording.names, self.places
-        chosen = [i for i in range(len(notes)) if places.is_step[notes.name[i]]]
-        chosen.sort(key=lambda i: notes.start[i])
+        steps = self.places.steps
         return [
-            Step(step_number(names[notes.name[i]]), self._seconds(notes.start[i]), self._seconds(notes.end[i]))
-            for i in chosen
+            Step(step_number(name), self._seconds(span.start), self._seconds(span.end))
+            for name, span in zip(steps.names, steps.spans, strict=False)
         ]
 
     def _seconds(self, time: int) -> float:
@@ -101,70 +89,33 @@ class Trace:
 
     # -- what was launched and what ran
 
-    def _match(self):
-        """For each device event the call that launched it: its start, end and thread, or -1."""
+    @functools.cached_property
+    def call(self) -> np.ndarray:
+        """For each device event the number of the call that launched it, -1 where the trace has none."""
         calls, events = self.recording.calls, self.events
-        columns = ("start", "end", "thread", "correlation")
-        launches = pd.DataFrame({name: getattr(calls, name) for name in columns} | {"call": np.arange(len(calls))})
-        ran = pd.DataFrame({"latest": events.start + gaps.SKEW, "correlation": events.correlation})
+        launches = pd.DataFrame({"time": calls.start, "correlation": calls.correlation, "call": np.arange(len(calls))})
+        ran = pd.DataFrame({"time": events.start + gaps.SKEW, "correlation": events.correlation})
         # where processes share a correlation, the last call before the kernel
-        found = (
-            pd.merge_asof(ran, launches.sort_values("start"), left_on="latest", right_on="start", by="correlation")
-            .fillna(-1)
-            .astype(np.int64)
-        )
-        found[events.correlation < 0] = -1
-        self.call, self.launch_start = found["call"].to_numpy(), found["start"].to_numpy()
-        self.launch_end, self.launch_thread = found["end"].to_numpy(), found["thread"].to_numpy()
-        known = self.call >= 0
-        self._event_of = dict(zip(self.call[known].tolist(), np.flatnonzero(known).tolist(), strict=True))
-        pageable = np.array(["Pageable" in name for name in self.recording.names] or [False])
-        self.is_held_copy = (events.kind == COPY) & pageable[events.name]
-
-    def copied(self, call: int) -> str:
-        """The name of the copy that a call started, such as "Memcpy HtoD (Pageable -> Device)"; empty for others."""
-        event = self._event_of.get(call)
-        return self.recording.names[self.events.name[event]] if event is not None else ""
-
-    def direction(self, call: int) -> str:
-        """HtoD, DtoH or DtoD of the copy that a call started; empty where the trace has none."""
-        return next((d for d in ("HtoD", "DtoH", "DtoD") if d in self.copied(call)), "")
-
-    @property
-    def kernels(self) -> int:
-        """Kernels that ran."""
-        return int((self.events.kind == KERNEL).sum())
+        latest = pd.merge_asof(ran, launches.sort_values("time"), on="time", by="correlation")
+        return np.where(events.correlation < 0, -1, latest["call"].fillna(-1).astype(np.int64))
 
     @functools.cached_property
-    def _launching(self) -> np.ndarray:
-        """The calls that launch one kernel each, without those inside another call of the same correlation."""
+    def launched_by(self) -> np.recarray:
+        """For each device event the call that launched it, with its start, end and thread; all -1 where none is."""
         calls = self.recording.calls
-        launch = gaps.matching(_LAUNCH, self.recording.names)
-        chosen = np.flatnonzero(launch[calls.name]) if len(calls) else np.zeros(0, np.int64)
-        _, first = np.unique(calls.correlation[chosen], return_index=True)
-        return chosen[first]
-
-    @property
-    def launches(self) -> int:
-        """Calls that launch one kernel each. Graph launches, copies and memsets are not among them."""
-        return len(self._launching)
-
-    @property
-    def graph_launches(self) -> int:
-        calls = self.recording.calls
-        return int(gaps.matching(_GRAPH_LAUNCH, self.recording.names)[calls.name].sum()) if len(calls) else 0
+        none = np.full(1, -1, calls.dtype)
+        return np.append(calls, none)[self.call].view(np.recarray)
 
     @functools.cached_property
-    def lost(self) -> int:
-        """Launches whose kernel is on no device of the trace: the profiler dropped it, and busy time is missing."""
-        ran = self.recording.device.correlation
-        return int((~np.isin(self.recording.calls.correlation[self._launching], ran)).sum())
+    def is_pageable(self) -> np.ndarray:
+        """Per device event: a copy from or to memory that is not pinned."""
+        return (self.events.kind == COPY) & self.recording.matching("Pageable", self.events)
 
     @functools.cached_property
     def is_early(self) -> np.ndarray:
         """Per device event: it was launched before the recording began, by a number below those of all its calls."""
         numbers = self.recording.calls.correlation
-        first = numbers[numbers >= 0].min() if (numbers >= 0).any() else np.iinfo(np.int64).max
+        first = numbers[numbers >= 0].min(initial=np.iinfo(np.int64).max)
         return (self.call < 0) & (self.events.correlation < first)
 
     def kernel(self, name: int) -> str:
@@ -176,7 +127,18 @@ class Trace:
 
         A kernel has no children, so its time is its own. `blocks` is the least grid among the calls.
         """
-        return self._table(np.ones(len(self.events), bool)).head(n)
+        times = self.durations / 1e9
+        groups = pd.DataFrame({"name": self.events.name, "time_s": times, "blocks": self.events.blocks}).groupby("name")
+        table = groups.agg(
+            calls=("time_s", "size"),
+            time_s=("time_s", "sum"),
+            share=("time_s", "sum"),
+            median_s=("time_s", "median"),
+            blocks=("blocks", "min"),
+        )
+        table["share"] /= times.sum() or 1.0
+        table.index = pd.Index([self.kernel(i) for i in table.index], name="kernel")
+        return table.sort_values("time_s", ascending=False, kind="stable").head(n)
 
     @functools.cached_property
     def is_small(self) -> np.ndarray:
@@ -189,68 +151,66 @@ class Trace:
         if several is None:
             return np.zeros(len(blocks), bool)
         small = (self.events.kind == KERNEL) & (blocks >= 0) & (2 * blocks <= several)
-        return small & ~gaps.matching(_COLLECTIVE, self.recording.names)[self.events.name]
-
-    @property
-    def small(self) -> pd.DataFrame:
-        """As `top`, of the kernels that are too small to fill the device (`is_small`)."""
-        return self._table(self.is_small)
+        return small & ~self.recording.matching(_COLLECTIVE, self.events)
 
     @property
     def small_share(self) -> float:
         """Share of the busy time in which nothing but such kernels ran."""
-        rest = union(self.events.start[~self.is_small], self.events.end[~self.is_small])
-        return length(without(self.busy, rest)) / self.busy_ns if self.busy_ns else 0.0
+        return self.alone_ns(self.is_small, ~self.is_small) / self.busy_ns if self.busy_ns else 0.0
 
-    def _table(self, chosen: np.ndarray) -> pd.DataFrame:
-        events, lasts = self.events, (self.events.end - self.events.start) / 1e9
-        frame = pd.DataFrame({"name": events.name, "time_s": lasts, "blocks": events.blocks})[chosen]
-        groups = frame.groupby("name")
-        table = groups.agg(calls=("time_s", "size"), time_s=("time_s", "sum"), blocks=("blocks", "min"))
-        table["median_s"] = groups.time_s.median()
-        table["share"] = table.time_s / lasts.sum() if lasts.sum() else 0.0
-        table.index = pd.Index([self.kernel(i) for i in table.index], name="kernel")
-        table = table.sort_values("time_s", ascending=False, kind="stable")
-        return table[["calls", "time_s", "share", "median_s", "blocks"]]
+    def busy_with(self, chosen: np.ndarray) -> Intervals:
+        """When some of the chosen events run, in nanoseconds."""
+        return union(self.events.start[chosen], self.events.end[chosen])
+
+    def alone_ns(self, chosen: np.ndarray, others: np.ndarray) -> int:
+        """Nanoseconds in which some of the chosen events run, and none of the others."""
+        return length(without(self.busy_with(chosen), self.busy_with(others)))
 
     # -- why it was idle
 
     @functools.cached_property
     def gap_pieces(self) -> list[gaps.Piece]:
-        return gaps.pieces(self)
+        return list(gaps.pieces(self))
 
     @functools.cached_property
     def gaps(self) -> list[gaps.Gap]:
-        """Each stretch without work, with one cause and the place of it; together they are span_s - busy_s."""
-        found = self.gap_pieces
-        threads, times = (np.array([getattr(p, key) for p in found], np.int64) for key in ("thread", "time"))
-        places = self.places.at(threads, times) if found else []
+        """Each stretch without work, with one cause and the place of it; together they are what is not busy."""
+        threads, times = (np.array([getattr(p, key) for p in self.gap_pieces], np.int64) for key in ("thread", "time"))
         return [
             gaps.Gap(
-                self._seconds(p.start), self._seconds(p.end), p.cause, place, self.kernel(self.events.name[p.event])
+                self._seconds(piece.start),
+                self._seconds(piece.end),
+                piece.cause,
+                place,
+                self.kernel(self.events.name[piece.event]),
             )
-            for p, place in zip(found, places, strict=True)
+            for piece, place in zip(self.gap_pieces, self.places.at(threads, times), strict=True)
         ]
 
     @functools.cached_property
     def idle(self) -> dict[str, float]:
         """Share of the span by cause, the largest first. With busy_share it sums to one."""
-        sums: dict[str, int] = {}
+        lengths: Counter[str] = Counter()
         for piece in self.gap_pieces:
-            sums[piece.cause] = sums.get(piece.cause, 0) + piece.end - piece.start
-        return {cause: ns / self.span_ns for cause, ns in sorted(sums.items(), key=lambda item: -item[1])}
+            lengths[piece.cause] += piece.end - piece.start
+        return {cause: ns / self.span_ns for cause, ns in lengths.most_common()}
 
     # -- memory, findings
 
     @functools.cached_property
-    def peak(self) -> memory_events.MemoryPeak | None:
-        """Where allocated memory was highest; None without profile_memory=True."""
-        return memory_events.peak(self.places, self.device)
+    def allocations(self) -> np.recarray:
+        """time (ns) and total (bytes) whenever the device's allocated memory changed; empty without profile_memory."""
+        memory = self.recording.memory
+        return memory[memory.gpu == self.device]
 
     @functools.cached_property
-    def swells(self) -> list[memory_events.Swell]:
-        """For each step with a backward pass: bytes allocated before, at its highest, and after."""
-        return memory_events.swells(self.places, self.device)
+    def peak(self) -> MemoryPeak | None:
+        """Where allocated memory was highest; None without profile_memory=True."""
+        if not len(self.allocations):
+            return None
+        highest = self.allocations[[self.allocations.total.argmax()]]
+        [where] = self.places.at(highest.thread, highest.time)
+        return MemoryPeak(int(highest.total[0]), int(highest.time[0]), where)
 
     @functools.cached_property
     def findings(self) -> list["faults.Fault"]:
@@ -258,22 +218,22 @@ class Trace:
         return faults.findings(self)
 
     @property
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Why the figures of this trace may be off, a sentence each; empty for a whole one."""
-        found = []
-        if self.lost:
-            found.append(
-                f"{self.lost:,} of {self.launches:,} launches have no kernel in the trace: the profiler lost them, "
-                "and the device was busier than it says. Profile again, with fewer steps or a newer driver."
+        sentences = []
+        if self.dropped_kernels:
+            sentences.append(
+                f"{self.dropped_kernels:,} of {self.launches:,} launches have no kernel in the trace: the profiler "
+                "lost them, and the device was busier than it says. Profile again, with fewer steps or a newer driver."
             )
         if (share := self.idle.get(gaps.UNKNOWN, 0)) >= 0.01:
-            found.append(f"{share:.0%} of the time is a gap before a kernel whose launch the trace does not have.")
-        return found
+            sentences.append(f"{share:.0%} of the time is a gap before a kernel whose launch the trace does not have.")
+        return sentences
 
     def __repr__(self) -> str:
         steps = f"{len(self.steps)} steps, " if self.steps else ""
         line = f"Trace of {self.name}: {steps}{self.kernels:,} kernels, {self.launches:,} launches"
-        return "\n".join([line, *self.doubts])
+        return "\n".join([line, *self.warnings])
 
 
 def read_trace(source, device: int | None = None) -> Trace:
@@ -285,31 +245,21 @@ def read_trace(source, device: int | None = None) -> Trace:
     >>> read_trace("trace.json.gz")  # doctest: +SKIP
     """
     recording = recorded(source)
-    numbers = np.unique(recording.device.device)
-    if not len(numbers):
+    gpus = np.unique(recording.device.gpu)
+    if not len(gpus):
         raise PerflabError(
             f"0 kernels recorded: {recording.source} has {recording.events:,} events, and none of a device. Profile "
             "with ProfilerActivity.CUDA on a machine with CUDA (under WSL the driver may give none), or look at "
             "the host's part alone: prof.key_averages(), or the file in https://ui.perfetto.dev."
         )
     if device is None:
-        spent = recording.device.end - recording.device.start
-        device = int(max(numbers, key=lambda d: spent[recording.device.device == d].sum()))
-    elif not isinstance(device, int) or device not in numbers:
+        work = recording.device.end - recording.device.start
+        device = int(max(gpus, key=lambda gpu: work[recording.device.gpu == gpu].sum()))
+    elif not isinstance(device, int) or device not in gpus:
         raise PerflabError(
-            f"{recording.source} has no work of device {device!r}: it has device {', '.join(map(str, numbers))}."
+            f"{recording.source} has no work of device {device!r}: it has device {', '.join(map(str, gpus))}."
         )
     return Trace(recording, device)
-
-
-def _of_one_device(events, mine: np.ndarray):
-    """A copy of the device's columns in order of start."""
-    order = np.flatnonzero(mine)
-    order = order[np.argsort(events.start[order], kind="stable")]
-    part = object.__new__(type(events))
-    for column in events.COLUMNS:
-        setattr(part, column, getattr(events, column)[order])
-    return part
 
 
 def short(name: str) -> str:

@@ -53,7 +53,7 @@ def union_of(whole: dict) -> tuple[int, int]:
 def test_the_busy_share_is_that_of_the_raw_events(whole, name):
     trace = read_trace(whole(name))
     busy, span = union_of(whole(name))
-    print(f"\n{name}: busy {trace.busy_share:.4f}, {trace!r}, idle {trace.idle}, doubts {trace.doubts}")
+    print(f"\n{name}: busy {trace.busy_share:.4f}, {trace!r}, idle {trace.idle}, warnings {trace.warnings}")
     assert trace.busy_ns == busy and trace.span_ns == span
     assert sum(p.end - p.start for p in trace.gap_pieces) == span - busy
 
@@ -73,7 +73,7 @@ def test_nothing_is_named_in_a_healthy_loop(whole, name):
 
 def test_each_launch_has_its_kernel(whole):
     trace = read_trace(whole("tiny_kernels"))
-    assert trace.lost == 0 and trace.launches == trace.kernels > 100
+    assert trace.dropped_kernels == 0 and trace.launches == trace.kernels > 100
     assert trace.steps[-1].number == planted.WAIT + planted.WARMUP + planted.ACTIVE - 1
 
 
@@ -109,7 +109,7 @@ def test_kernel_times_are_those_of_torch():
     theirs = sum(e.self_device_time_total for e in events if not e.is_user_annotation)
     trace = read_trace(profiler)
     assert trace.top(1000).time_s.sum() * 1e6 == pytest.approx(theirs, rel=1e-3)
-    assert trace.lost == 0 and trace.kernels >= 40
+    assert trace.dropped_kernels == 0 and trace.kernels >= 40
 
 
 @pytest.mark.parametrize("name", PLANS)

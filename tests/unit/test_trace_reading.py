@@ -378,19 +378,19 @@ def test_the_backward_thread_has_the_phase_of_the_main_thread():
         )
     trace = fake.read()
     assert {(g.place.step, g.place.phase) for g in trace.gaps} == {(3, "backward")}
-    assert trace.places.main != trace.launch_thread[0]
+    assert trace.places.main != trace.launched_by.thread[0]
 
 
 def test_a_kernel_whose_launch_is_missing_is_unknown_and_doubted():
     trace = Fake().launch(0, 5, 10).launch(0, 30, 40, call="").read()
-    assert set(trace.idle) == {gaps.UNKNOWN} and not trace.is_early.any() and trace.lost == 0
-    assert "does not have" in trace.doubts[0]
+    assert set(trace.idle) == {gaps.UNKNOWN} and not trace.is_early.any() and trace.dropped_kernels == 0
+    assert "does not have" in trace.warnings[0]
 
 
 def test_a_kernel_that_was_launched_before_the_recording_came_in_time():
     fake = Fake().launch(0, 5, 10, call="").launch(0, 30, 40, call="").launch(0, 50, 60)
     trace = fake.read()
-    assert set(trace.idle) == {gaps.QUEUED} and trace.is_early.tolist() == [True, True, False] and not trace.doubts
+    assert set(trace.idle) == {gaps.QUEUED} and trace.is_early.tolist() == [True, True, False] and not trace.warnings
 
 
 # -- what was launched
@@ -400,7 +400,7 @@ def test_launches_without_a_kernel_are_lost():
     fake = paced(Fake(), 10)
     fake.launch(200, None, None).launch(210, None, None, call="cuLaunchKernelEx")
     trace = fake.read()
-    assert (trace.launches, trace.kernels, trace.lost) == (12, 10, 2)
+    assert (trace.launches, trace.kernels, trace.dropped_kernels) == (12, 10, 2)
 
 
 def test_a_graph_is_one_launch_of_many_kernels():
@@ -410,7 +410,7 @@ def test_a_graph_is_one_launch_of_many_kernels():
         fake.on_device("kernel", "k", 10 + 5 * k, 14 + 5 * k, 900, grid=[500, 1, 1])
     fake.on_device("gpu_memset", "Memset (Device)", 300, 301, 900)
     trace = fake.read()
-    assert (trace.graph_launches, trace.launches, trace.kernels, trace.lost) == (1, 0, 40, 0)
+    assert (trace.graph_launches, trace.launches, trace.kernels, trace.dropped_kernels) == (1, 0, 40, 0)
     assert set(trace.idle) == {gaps.QUEUED} and not trace.findings
     adds_up(trace)
 
@@ -419,7 +419,7 @@ def test_copies_and_memsets_are_no_launches():
     fake = Fake().launch(0, 5, 10).copy(20, 25, 26, 40)
     fake.span("cuda_runtime", "cudaMemsetAsync", 50, 52, correlation=950)
     trace = fake.on_device("gpu_memset", "Memset (Device)", 55, 56, 950).read()
-    assert (trace.launches, trace.kernels, trace.lost) == (1, 1, 0)
+    assert (trace.launches, trace.kernels, trace.dropped_kernels) == (1, 1, 0)
 
 
 def test_kernels_with_few_blocks_are_kept_apart_from_gaps():
@@ -430,14 +430,14 @@ def test_kernels_with_few_blocks_are_kept_apart_from_gaps():
     trace = fake.read()
     assert trace.busy_share == 1
     assert trace.small_share == pytest.approx(0.8)
-    assert trace.small.loc["scan", ["calls", "blocks"]].tolist() == [6, 2]
+    assert trace.is_small.sum() == 6 and trace.top().loc["scan", "blocks"] == 2
     [found] = trace.findings
     assert found.name == faults.ONE_BLOCK and found.share == pytest.approx(0.8 * (1 - 2 / MULTIPROCESSORS))
 
 
 def test_small_kernels_beside_a_large_one_waste_nothing():
     trace = Fake().launch(0, 10, 100).launch(1, 20, 60, grid=(1, 1, 1), stream=8).read()
-    assert trace.small_share == 0 and len(trace.small) == 1
+    assert trace.small_share == 0 and trace.is_small.sum() == 1
 
 
 def test_few_blocks_beside_other_kernels_or_of_a_collective_are_no_fault():
@@ -455,7 +455,7 @@ def test_few_blocks_beside_other_kernels_or_of_a_collective_are_no_fault():
 def test_without_the_number_of_multiprocessors_nothing_is_said_of_blocks():
     fake = Fake(properties=False)
     trace = fake.launch(0, 10, 1000, grid=(1, 1, 1)).read()
-    assert trace.multiprocessors is None and trace.small.empty and not trace.findings
+    assert trace.multiprocessors is None and not trace.is_small.any() and not trace.findings
     assert trace.name == "device 0"
 
 
@@ -512,10 +512,10 @@ def test_waits_now_and_then_that_cost_much_are_named(every, named):
 
 def test_lost_kernels_are_said():
     fake = paced(Fake(), 10)
-    assert fake.read().doubts == []
+    assert fake.read().warnings == []
     trace = fake.launch(200, None, None).read()
-    [doubt] = trace.doubts
-    assert "1 of 11 launches" in doubt and repr(trace).endswith(doubt)
+    [warning] = trace.warnings
+    assert "1 of 11 launches" in warning and repr(trace).endswith(warning)
 
 
 # -- memory
@@ -670,7 +670,7 @@ def test_each_device_has_its_own_trace():
     fake.launch(2, 100, 190, device=1).launch(3, 200, 300, device=1)
     assert fake.read().device == 1, "the one with most work"
     assert (fake.read(device=0).busy_ns, fake.read(device=1).busy_ns) == (15_000, 190_000)
-    assert fake.read(device=0).lost == 0, "a kernel of another device is not lost"
+    assert fake.read(device=0).dropped_kernels == 0, "a kernel of another device is not lost"
     for other in (5, "cuda", "0", [0]):
         with pytest.raises(PerflabError, match=re.escape(f"no work of device {other!r}: it has device 0, 1")):
             fake.read(device=other)
@@ -798,7 +798,7 @@ def test_the_busy_share_of_a_recorded_trace_is_that_of_a_sweep_line(path):
     span = max(e for _, e in intervals) - min(s for s, _ in intervals)
     trace = read_trace(path)
     assert abs(trace.busy_share - swept(intervals) / span) < 1e-3
-    assert trace.lost == 0 and trace.kernels > 20
+    assert trace.dropped_kernels == 0 and trace.kernels > 20
     adds_up(trace)
 
 
