@@ -44,9 +44,9 @@ class Profiled:
     @cached_property
     def trace(self):
         """The recorded events, read (a `trace.Trace`): busy share, gaps with their cause, kernels, findings."""
-        from .read import read
+        from .trace import read_trace
 
-        return read(json.loads(gzip.decompress(self.packed)))
+        return read_trace(json.loads(gzip.decompress(self.packed)))
 
     @property
     def distortion(self) -> float:

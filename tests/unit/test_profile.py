@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import nn
 
-from perflab import PerflabError, paths, question
+from perflab import PerflabError, paths, question, read_trace
 from perflab.bench import timing
 from perflab.bench.code import caller
 from perflab.launch import dispatch, waits
 from perflab.memory import peak
-from perflab.trace import exercises, explorer, profile, read
+from perflab.trace import exercises, explorer, profile
 
 THIS = os.path.abspath(__file__)
 
@@ -569,7 +569,7 @@ def test_a_step_that_leaves_the_device_alone_has_no_peak_there(monkeypatch):
 @pytest.fixture(scope="module")
 def recorded():
     names = ("tiny_kernels", "slow_loader", "matmuls")
-    return {name: read.read(paths.DATA / "traces" / f"{name}.json.gz") for name in names}
+    return {name: read_trace(paths.DATA / "traces" / f"{name}.json.gz") for name in names}
 
 
 def taught(*names: str) -> dict:
