@@ -17,7 +17,7 @@ from perflab.show.explorer import Explorer
 
 from .gpus import FORMATS, Gpu, Roofs, known
 from .operators import OPERATORS
-from .work import OperatorWork
+from .work import Work
 
 ARITHMETIC, BANDWIDTH, OVERHEAD = "arithmetic", "bandwidth", "overhead"
 
@@ -42,7 +42,7 @@ class Placed:
     cached: bool
 
 
-def place(work: OperatorWork, roofs: Roofs, dtype: str, overhead_s: float = 0.0) -> Placed:
+def place(work: Work, roofs: Roofs, dtype: str, overhead_s: float = 0.0) -> Placed:
     """Which limit holds for `work` (FLOPs and bytes) under the copy's roof and the arithmetic roof of `dtype`.
 
     overhead_s: what starting the call takes, however small it is. Raises PerflabError where the device has
@@ -63,7 +63,7 @@ def place(work: OperatorWork, roofs: Roofs, dtype: str, overhead_s: float = 0.0)
     return Placed(regime, bound_s, bound_by, *(s for s, _ in needs.values()), intensity, roofs.ridge(dtype), fits)
 
 
-def across(calls: Mapping[str, tuple[OperatorWork, str]]):
+def across(calls: Mapping[str, tuple[Work, str]]):
     """The same calls on other roofs, as printed: a pandas DataFrame with a row a card.
 
     calls: by name, what is counted and the format of its arithmetic. An empty cell: no such figure is printed.

@@ -8,9 +8,9 @@ operator reads and writes. Nothing may be timed in here: counting slows code man
 import contextlib
 import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch.utils import flop_counter
@@ -35,16 +35,20 @@ _KINDS = {name: kind for kind, names in _KIND_NAMES.items() for name in names.sp
 
 
 @dataclass(frozen=True)
-class OperatorWork:
-    """All calls of one operator together."""
+class Work:
+    """The work of one call or of one operator: FLOPs, bytes read and written, FLOPs per byte moved (`intensity`).
+
+    The bytes are summed over operators, as if each fetched its inputs from memory and put its outputs
+    back: the traffic without fusion and without caches. `unknown` names operators whose FLOPs are not in
+    `flops`, with the reason. `operators` is the same by operator; `calls` is how many ran.
+    """
 
     calls: int = 0
     flops: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
-
-    def __add__(self, other: "OperatorWork") -> "OperatorWork":
-        return OperatorWork(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+    unknown: tuple[str, ...] = ()
+    operators: Mapping[str, "Work"] = field(default_factory=dict)
 
     @property
     def moved_bytes(self) -> int:
@@ -55,25 +59,13 @@ class OperatorWork:
         """FLOPs per byte moved; nan where nothing moves."""
         return self.flops / self.moved_bytes if self.moved_bytes else math.nan
 
-
-@dataclass(frozen=True)
-class Work(OperatorWork):
-    """The work of one call: FLOPs, bytes read and written, FLOPs per byte moved (`intensity`).
-
-    The bytes are summed over operators, as if each fetched its inputs from memory and put its outputs
-    back: the traffic without fusion and without caches. `unknown` names operators whose FLOPs are not in
-    `flops`, with the reason. `operators` is the same by operator.
-    """
-
-    unknown: tuple[str, ...] = ()
-    operators: dict[str, OperatorWork] = field(default_factory=dict)
-
     def table(self):
         """A pandas DataFrame, a row an operator: calls, flops, bytes_read, bytes_written, intensity."""
         import pandas as pd
 
+        columns = ["calls", "flops", "bytes_read", "bytes_written", "intensity"]
         ordered = sorted(self.operators.items(), key=lambda item: (-item[1].moved_bytes, item[0]))
-        return pd.DataFrame([{"operator": name, **vars(o), "intensity": o.intensity} for name, o in ordered])
+        return pd.DataFrame([{"operator": name, **{c: getattr(o, c) for c in columns}} for name, o in ordered])
 
     def __repr__(self):
         """Work of 1 operator: 275 GFLOP, intensity 683 FLOP/byte
@@ -104,17 +96,16 @@ def counted(call: Callable, *inputs, **options) -> Work:
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     with eager, counting, products:
         call(*inputs, **options)
-    operators = counting.operators
-    if not operators:
+    if not counting.sums:
         raise PerflabError("counted saw no operator: give it the eager model or function, not one captured in a graph.")
     for packet, n in products.get_flop_counts().get("Global", {}).items():
-        if str(packet) in operators:
-            operators[str(packet)] += OperatorWork(flops=int(n))
+        if str(packet) in counting.sums:
+            counting.sums[str(packet)].update(flops=int(n))
     for packet in products.flop_registry:
         counting.without.pop(str(packet), None)
     unknown = (f"{name}, {n} call{'s' * (n != 1)}: no formula for it" for name, n in sorted(counting.without.items()))
-    total = sum(operators.values(), OperatorWork())
-    return Work(**vars(total), unknown=tuple(unknown), operators=operators)
+    operators = {name: Work(**sums) for name, sums in counting.sums.items()}
+    return Work(**sum(counting.sums.values(), Counter()), unknown=tuple(unknown), operators=operators)
 
 
 def _missing_formulas() -> dict:
@@ -122,13 +113,13 @@ def _missing_formulas() -> dict:
 
     They are torch's own, those of its other attention kernels: the two matrix products, and five backward.
     """
-    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     formulas = {
-        kernel: lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q, k, v),
-        f"{kernel}_backward": lambda grad, q, k, v, *_, **__: flop_counter.sdpa_backward_flop_count(grad, q, k, v),
+        forward: lambda q, k, v, *_, **__: flop_counter.sdpa_flop_count(q, k, v),
+        backward: lambda grad, q, k, v, *_, **__: flop_counter.sdpa_backward_flop_count(grad, q, k, v),
     }
-    packets = {getattr(torch.ops.aten, name): formula for name, formula in formulas.items()}
-    return {packet: formula for packet, formula in packets.items() if packet not in flop_counter.flop_registry}
+    return {packet: formula for packet, formula in formulas.items() if packet not in flop_counter.flop_registry}
 
 
 class Counting(TorchDispatchMode):
@@ -138,7 +129,7 @@ class Counting(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.operators: dict[str, OperatorWork] = {}
+        self.sums: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by operator, with the fields of Work
         self.without: Counter[str] = Counter()  # calls of operators that the table of FLOPs does not hold
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -163,8 +154,8 @@ class Counting(TorchDispatchMode):
             self.without[name] += 1
         if any(t.is_complex() for t in some):
             self.without[f"{name} of complex numbers"] += 1
-        moved = traffic(kind, inputs, created, changed, overwritten)
-        self.operators[name] = self.operators.get(name, OperatorWork()) + OperatorWork(1, operations or 0, *moved)
+        read, written = traffic(kind, inputs, created, changed, overwritten)
+        self.sums[name].update(calls=1, flops=operations or 0, bytes_read=read, bytes_written=written)
 
 
 def traffic(kind: str | None, inputs: Sequence, created: Sequence, changed: Sequence, overwritten: Sequence):
