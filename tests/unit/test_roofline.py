@@ -11,6 +11,7 @@ import torch
 from matplotlib.text import Text
 
 from perflab import PerflabError, paths, question, vary
+from perflab.bench import machine
 from perflab.bench.estimate import NOT
 from perflab.bench.result import Result
 from perflab.roofline import checks, exercises, gpus, operators, peaks, roofline
@@ -149,6 +150,19 @@ def test_other_cards_are_a_table_with_empty_cells_where_nothing_is_printed():
 
 
 # -- operators
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", sorted(operators.ALL))
+def test_the_formulas_are_what_a_count_of_the_call_gives(name, dtype, each_device, monkeypatch):
+    monkeypatch.setattr(machine, "device", lambda: each_device)
+    call = OperatorCall(name, 96, 64, dtype, columns=32 if name == "matmul" else 0)
+    seen, said = counted(call.ready({})), call.work
+    assert seen.unknown == ()
+    assert (seen.flops, seen.bytes_read) == (said.flops, said.bytes_read)
+    item = operators.ITEM_BYTES[dtype]
+    kept = {"layer_norm": 2 * 96 * item, "sum": item}.get(name, 0)  # a mean and a root a row
+    assert seen.bytes_written == said.bytes_written + kept
 
 
 @pytest.mark.parametrize("on", ["cuda", "cpu"])
@@ -440,15 +454,3 @@ def test_regimes_agree_with_twice_the_rows_on_this_machine(small, note):
             wrong.append((name, size, str(twice)))
     note(f"regimes refuted by twice the rows: {wrong or 'none'}")
     assert len(wrong) <= 1
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", sorted(operators.ALL))
-def test_the_formulas_are_what_a_count_of_the_call_gives(name, dtype):
-    call = OperatorCall(name, 96, 64, dtype, columns=32 if name == "matmul" else 0)
-    seen, said = counted(call.ready({})), call.work
-    assert seen.unknown == ()
-    assert (seen.flops, seen.bytes_read) == (said.flops, said.bytes_read)
-    item = operators.ITEM_BYTES[dtype]
-    kept = {"layer_norm": 2 * 96 * item, "sum": item}.get(name, 0)  # a mean and a root a row
-    assert seen.bytes_written == said.bytes_written + kept
