@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from perflab.bench import cleanup, interrupt, machine
+from perflab.bench.fork import value_of_fork
 from perflab.bench.units import quantity
 from perflab.errors import PerflabError, first_line
 
@@ -138,37 +139,13 @@ def batch_bytes(loader: DataLoader, patience_s: float = 60.0) -> int:
     the dataset opens lazily stay as they are here. Raises PerflabError if the sample cannot be had, or not
     within `patience_s` seconds.
     """
-    answer = _in_a_copy(lambda: _sizes(loader), patience_s)
-    if isinstance(answer, str):
+    try:
+        sizes = value_of_fork(lambda: _sizes(loader), patience_s)
+    except PerflabError as reason:
         raise PerflabError(
-            f"The first sample cannot be made into a batch ({answer}): mend the dataset before you look at its loader."
-        )
-    return sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in answer)
-
-
-def _in_a_copy(work: Callable[[], object], patience_s: float):
-    """What `work` returns in a fork of this process, or the text of its error."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(theirs, work), daemon=True)
-    child.start()
-    theirs.close()
-    try:
-        return ours.recv() if ours.poll(patience_s) else f"no answer within {patience_s:g} s"
-    except EOFError:
-        return "the process that tried it died"
-    finally:
-        child.kill()
-        child.join()
-        ours.close()
-
-
-def _answer(pipe, work: Callable[[], object]):
-    torch.set_num_threads(1)  # the pool of threads did not come along
-    try:
-        pipe.send(work())
-    except Exception as e:
-        pipe.send(f"{type(e).__name__}: {e}")
+            f"The first sample cannot be made into a batch ({reason}): mend the dataset before you look at its loader."
+        ) from None
+    return sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)
 
 
 def _sizes(loader: DataLoader) -> list[int]:
