@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # what editors complete; at run time `__getattr__` loads a na
     from perflab.roofline.work import counted
     from perflab.start.split import split
     from perflab.trace.profile import profiled
-    from perflab.trace.read import read as read_trace
+    from perflab.trace.trace import read_trace
 
 _MEASURE = {
     "vary": "bench.study",
@@ -47,7 +47,7 @@ _EXAMINE = {
     "guards": "loading.guards",
     "advise": "loading.advise",
     "profiled": "trace.profile",
-    "read_trace": "trace.read:read",
+    "read_trace": "trace.trace",
     "host_syncs": "launch.waits",
     "peak_step": "memory.peak",
     "counted": "roofline.work",
@@ -64,7 +64,7 @@ _LEARN = {
     "calibration": "learn.predict",
     "say": "learn.say",
 }
-_HOME = {**_MEASURE, **_EXAMINE, **_LEARN, "PerflabError": "errors"}  # name -> module, or module:name there
+_HOME = {**_MEASURE, **_EXAMINE, **_LEARN, "PerflabError": "errors"}  # name -> module
 
 __all__ = list(_HOME)
 
@@ -72,8 +72,7 @@ __all__ = list(_HOME)
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'perflab' has no attribute {name!r}")
-    module, _, own_name = _HOME[name].partition(":")
-    return getattr(importlib.import_module(f"perflab.{module}"), own_name or name)
+    return getattr(importlib.import_module(f"perflab.{_HOME[name]}"), name)
 
 
 def __dir__():

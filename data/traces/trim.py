@@ -4,7 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
-from perflab.trace.events import nanoseconds, own_frame
+from perflab.trace.read import nanoseconds, own_frame
 
 HOST = {"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"}
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}

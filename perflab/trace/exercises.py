@@ -12,7 +12,7 @@ from perflab.launch import waits
 from perflab.learn.question import CORRECT, INCORRECT, Outcome, Problem
 
 from . import faults, gaps
-from .read import Trace, read
+from .trace import Trace, read_trace
 
 FILES = {"A": "pageable_copies", "B": "host_work", "C": "peak_in_backward"}
 PLANTED = {"A": faults.PAGEABLE, "B": faults.HOST, "C": faults.MEMORY}
@@ -31,7 +31,7 @@ CAUSES = {faults.TINY: gaps.HOST, faults.SYNC: gaps.SYNC, faults.DATA: gaps.DATA
 @functools.cache
 def unnamed() -> dict[str, Trace]:
     """Three recorded traces, each with one planted fault: "A", "B" and "C"."""
-    return {letter: read(paths.DATA / "traces" / f"{name}.json.gz") for letter, name in FILES.items()}
+    return {letter: read_trace(paths.DATA / "traces" / f"{name}.json.gz") for letter, name in FILES.items()}
 
 
 def _named(answer) -> Outcome:
@@ -81,9 +81,7 @@ def _against(letter: str, name: str) -> str:
 
 
 def _copied(trace: Trace) -> float:
-    events = trace.events
-    copies = trace.is_held_copy
-    return float((events.end - events.start)[copies].sum() / trace.span_ns) if trace.span_ns else 0.0
+    return float(trace.durations[trace.is_pageable].sum() / trace.span_ns)
 
 
 # -- a loop that waits once

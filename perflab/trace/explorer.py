@@ -12,7 +12,7 @@ from perflab.show import style
 from perflab.show.explorer import Explorer
 
 from . import gaps
-from .read import KERNEL, Trace
+from .trace import KERNEL, Trace
 
 ROWS = ("host", "calls", "device", "idle")
 COLOURS = {
@@ -34,7 +34,7 @@ class Strip:
         self.trace = trace
         recording, main = trace.recording, trace.places.main
         notes, calls, events = recording.notes, recording.calls, trace.events
-        own = (notes.thread == main) & ~trace.places.is_step[notes.name]
+        own = (notes.thread == main) & ~recording.matching("^ProfilerStep#", notes)
         named = {i: _phase(recording.names[notes.name[i]]) for i in np.flatnonzero(own).tolist()}
         self.phases = [(*self._seconds(notes, i), name) for i, name in named.items() if name]
         self.calls = self._spans(calls, np.ones(len(calls), bool))

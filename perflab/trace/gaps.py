@@ -5,6 +5,7 @@ gaps exactly, so their shares and the busy share sum to one.
 """
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from perflab.bench.intervals import between
 
 from .host import Where
+from .read import KINDS
 
 HOST = "host busy"  # the launch came late: the host was issuing other operators, or Python
 SYNC = "synchronise"  # the host waited for the device, and the device then for the host
@@ -29,11 +31,12 @@ shorter: an H200 takes about 4 to 8 us, and more than 10 us is a queue and no la
 SKEW = 5_000
 """Nanoseconds by which CUPTI's clocks of host and device may differ in a trace."""
 
-_DATA = re.compile(r"dataloader|^(next|load|get|fetch)[ _]?(data|batch)|^data([ _](load|wait).*)?$", re.IGNORECASE)
-_SYNC = re.compile(r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize")
-_COPY = re.compile(r"^(cuda|cu|hip)Memcpy")
-_ALLOCATE = re.compile(r"^(cuda|cu|hip)(Malloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemRelease|MemHostAlloc)")
-_RULES = {ALLOCATE: _ALLOCATE, COPY: _COPY, SYNC: _SYNC}
+_DATA = r"(?i)dataloader|^(next|load|get|fetch)[ _]?(data|batch)|^data([ _](load|wait).*)?$"
+_CALLS = {
+    SYNC: r"^(cuda|cu|hip)(Stream|Device|Event|Ctx)Synchronize",
+    COPY: r"^(cuda|cu|hip)Memcpy",
+    ALLOCATE: r"^(cuda|cu|hip)(Malloc|Free|HostAlloc|HostRegister|MemCreate|MemMap|MemRelease|MemHostAlloc)",
+}
 
 
 class Gap(NamedTuple):
@@ -61,8 +64,8 @@ class Piece(NamedTuple):
     event: int
 
 
-class Held(NamedTuple):
-    """The host waits: for data, for the device, for a copy or for memory."""
+class HostWait(NamedTuple):
+    """The host waits, in nanoseconds: for data, for the device, for a copy or for memory."""
 
     start: int
     end: int
@@ -70,149 +73,125 @@ class Held(NamedTuple):
     thread: int
 
 
-def pieces(trace) -> list[Piece]:
-    """The gaps of a Trace in order. A wait for the device is charged with the gap that it leads to, and with
-    those after it while the host catches up, in all with no more than the time that it held the host: so
-    much earlier would the launches have come without it."""
-    waiting, late = _Waiting(held(trace)), _latency(trace)
-    found: list[Piece] = []
+class Call(NamedTuple):
+    """A call of the CUDA runtime and what it is about: waiting, copying, allocating, or nothing of these ("")."""
+
+    span: np.record  # with its start, end and thread
+    name: str
+    kind: str
+    copy: str  # the name of the copy that it started, or ""
+    operator: int  # the outermost of torch's operators around it, or -1
+
+
+def pieces(trace) -> Iterator[Piece]:
+    """The gaps of a Trace in order, cut by their causes.
+
+    A wait for the device or for a copy explains at most as much idle time as it held the host: first in the gap
+    that it leads to, then in those after it, until the host has caught up.
+    """
+    waits, latency = host_waits(trace), _latency(trace)
+    starts = np.array([wait.start for wait in waits], np.int64)
+    ends = np.maximum.accumulate(np.array([wait.end for wait in waits], np.int64))
     idle_from, idle_to = between(trace.busy)
-    enders = np.searchsorted(trace.events.start, idle_to, side="left")
-    columns = (trace.launch_start[enders], trace.launch_end[enders], trace.launch_thread[enders])
-    rows = zip(idle_from.tolist(), idle_to.tolist(), enders.tolist(), *(c.tolist() for c in columns), strict=True)
-    for a, b, event, launched, returned, thread in rows:
-        around = waiting.around(a, b)
-        staged = trace.is_held_copy[event] and returned > a
+    first, beyond = np.searchsorted(ends + SKEW, idle_from), np.searchsorted(starts, idle_to)
+    events = np.searchsorted(trace.events.start, idle_to)
+    launches = trace.launched_by[events]
+    columns = (idle_from, idle_to, first, beyond, events, launches.start, launches.end, launches.thread)
+
+    uncharged = {wait: wait.end - wait.start for wait in waits}
+    last = None  # the wait after which the host has not caught up yet
+    for start, end, low, high, event, launch, returned, thread in zip(*(c.tolist() for c in columns), strict=True):
+        around = [wait for wait in waits[low:high] if wait.end + SKEW >= start]
+        last = next((w for w in reversed(around) if w.cause in (SYNC, COPY) and w.start < start), last)
         if thread < 0:
-            cause = QUEUED if trace.is_early[event] else UNKNOWN
-            found.append(Piece(a, b, cause, -1, a, event))
-        elif launched + late <= a and not staged:
-            found.append(Piece(a, b, QUEUED, thread, launched, event))
-            waiting.credit = 0
+            yield Piece(start, end, QUEUED if trace.is_early[event] else UNKNOWN, thread, start, event)
+        elif launch + latency <= start and not (trace.is_pageable[event] and returned > start):
+            yield Piece(start, end, QUEUED, thread, launch, event)
+            last = None
         else:
-            found += _explained(a, b, event, launched, thread, around, waiting)
-    return found
+            for begin, until, wait in _cut(start, end, around):
+                culprit = wait or last
+                own = begin + min(until - begin, uncharged.get(culprit, 0))  # from here on the host is late by itself
+                if own > begin:
+                    uncharged[culprit] -= own - begin
+                    middle = (culprit.start + culprit.end) // 2
+                    yield Piece(begin, own, culprit.cause, culprit.thread, middle, event)
+                if own < until:
+                    yield Piece(own, until, HOST, thread, (min(own, launch) + min(until, launch)) // 2, event)
 
 
-def _explained(a: int, b: int, event: int, launched: int, thread: int, around: list, waiting: "_Waiting"):
-    cursor = a
-    for start, end, hold in [*((h.start, min(h.end, b), h) for h in around), (b, b, None)]:
-        if start > cursor:  # the host was on its own
-            if charged := min(waiting.credit, start - cursor):
-                yield Piece(cursor, cursor + charged, waiting.creditor.cause, *_moment(waiting.creditor), event)
-                waiting.credit -= charged
-                waiting.pay(waiting.creditor, charged)
-                cursor += charged
-            if start > cursor:
-                before = min(start, launched)
-                yield Piece(cursor, start, HOST, thread, (cursor + before) // 2 if before > cursor else launched, event)
-                cursor = start
-        if hold is not None and end > cursor:
-            yield Piece(cursor, end, hold.cause, *_moment(hold), event)
-            waiting.pay(hold, end - cursor)
-            cursor = end
-
-
-class _Waiting:
-    """The holds around one gap after another, and how much of the last wait is not yet charged to a gap."""
-
-    def __init__(self, holds: list[Held]):
-        self.holds, self.next, self.active = holds, 0, []
-        self.credit, self.creditor = 0, None
-        self.paid: dict[Held, int] = {}
-
-    def around(self, a: int, b: int) -> list[Held]:
-        while self.next < len(self.holds) and self.holds[self.next].start < b:
-            self.active.append(self.holds[self.next])
-            self.next += 1
-        self.active = [hold for hold in self.active if hold.end + SKEW >= a]
-        for hold in self.active:
-            if hold.cause in (SYNC, COPY) and hold.start < a:
-                owed = min(a, hold.end) - hold.start - self.paid.get(hold, 0)
-                self.credit, self.creditor = max(0, owed), hold
-        return [hold for hold in self.active if hold.end > a]
-
-    def pay(self, hold: Held, charged: int):
-        self.paid[hold] = self.paid.get(hold, 0) + charged
-
-
-def _moment(hold: Held) -> tuple[int, int]:
-    return hold.thread, (hold.start + hold.end) // 2
+def _cut(start: int, end: int, waits: list[HostWait]) -> Iterator[tuple[int, int, HostWait | None]]:
+    """A gap in stretches, each with the wait that held the host, or None where it was on its own."""
+    for wait in waits:
+        if wait.start > start:
+            yield start, wait.start, None
+            start = wait.start
+        if wait.end > start:
+            yield start, min(wait.end, end), wait
+            start = min(wait.end, end)
+    if start < end:
+        yield start, end, None
 
 
 def _latency(trace) -> int:
     """Nanoseconds from a launch to its kernel: the least that is common in this trace."""
-    known = trace.launch_thread >= 0
-    waits = (trace.events.start - trace.launch_start)[known]
-    return int(min(LATENCY, max(0, np.percentile(waits, 5)))) if len(waits) else LATENCY
+    known = trace.launched_by.thread >= 0
+    delays = (trace.events.start - trace.launched_by.start)[known]
+    return int(min(LATENCY, max(0, np.percentile(delays, 5)))) if len(delays) else LATENCY
 
 
-def held(trace) -> list[Held]:
+def host_waits(trace) -> list[HostWait]:
     """When the host waited, on the main thread and those that launch, in order; enclosing before enclosed.
 
     A wait inside an operator of torch, such as aten::item or aten::to, is as long as the operator: without
     the wait there would be no operator.
     """
-    recording, places = trace.recording, trace.places
-    names, calls, notes = recording.names, recording.calls, recording.notes
-    threads = {places.main, *np.unique(trace.launch_thread[trace.launch_thread >= 0]).tolist()}
-    found = {
-        Held(int(notes.start[i]), int(notes.end[i]), DATA, int(notes.thread[i]))
-        for i in np.flatnonzero(matching(_DATA, names)[notes.name] if len(notes) else [])
-        if int(notes.thread[i]) in threads
+    recording, operators = trace.recording, trace.recording.operators
+    threads = {trace.places.main, *trace.launched_by.thread.tolist()}
+    notes = recording.notes[recording.matching(_DATA, recording.notes)]
+    waits = {
+        HostWait(*map(int, (note.start, note.end)), DATA, int(note.thread)) for note in notes if note.thread in threads
     }
-    if len(calls):
-        kinds = {cause: matching(rule, names)[calls.name] for cause, rule in _RULES.items()}
-        operator = _operators(trace)
-        for i in np.flatnonzero(np.logical_or.reduce(list(kinds.values()))).tolist():
-            thread = int(calls.thread[i])
-            if thread not in threads:
-                continue
-            cause = ALLOCATE
-            if kinds[COPY][i]:
-                cause = _copying(trace, i)
-            elif kinds[SYNC][i]:
-                if i + 1 < len(calls) and kinds[ALLOCATE][i + 1] and 0 <= operator[i] == operator[i + 1]:
-                    continue  # torch's allocator gives memory back: the next calls tell of it
-                after_copy = i > 0 and kinds[COPY][i - 1] and operator[i] >= 0 and operator[i] == operator[i - 1]
-                cause = COPY if after_copy and trace.direction(i - 1) == "HtoD" else SYNC
-            if not cause:
-                continue
-            if operator[i] >= 0 and cause != ALLOCATE:
-                around = recording.operators
-                found.add(Held(int(around.start[operator[i]]), int(around.end[operator[i]]), cause, thread))
-            else:
-                found.add(Held(int(calls.start[i]), int(calls.end[i]), cause, thread))
-    return sorted(found, key=lambda h: (h.start, -h.end))
+    calls, none = _calls(trace), Call(None, "", "", "", -1)
+    for before, call, after in zip([none, *calls], calls, [*calls[1:], none], strict=False):
+        reason = cause(call, before, after)
+        if reason and call.span.thread in threads:
+            in_operator = call.operator >= 0 and reason != ALLOCATE
+            span = operators[call.operator] if in_operator else call.span
+            waits.add(HostWait(span.start, span.end, reason, call.span.thread))
+    return sorted(waits, key=lambda wait: (wait.start, -wait.end, wait.cause))
 
 
-def _copying(trace, call: int) -> str:
-    """Why a copy holds the host, if it does: memory that is not pinned, or a call that is not asynchronous."""
-    direction = trace.direction(call)
-    name = trace.recording.names[trace.recording.calls.name[call]]
-    if direction and ("Pageable" in trace.copied(call) or "Async" not in name):
-        return COPY if direction == "HtoD" else SYNC
-    return ""
+def cause(call: Call, before: Call, after: Call) -> str:
+    """Why a call holds the host, told by the calls before and after it as well; empty where it does not.
 
-
-def _operators(trace) -> np.ndarray:
-    """For each call the outermost of torch's own operators around it, -1 outside of them.
-
-    Autograd's nodes and compiled regions hold many operators and are none themselves.
+    A copy holds the host where its memory is not pinned, or the call is not asynchronous.
     """
-    calls, nest = trace.recording.calls, trace.places.operators
-    found = np.full(len(calls), -1)
-    for thread in np.unique(calls.thread):
-        mine = calls.thread == thread
-        found[mine] = nest.at(int(thread), calls.start[mine])
-    if not len(nest.spans):
-        return found
-    aten = np.array([name.startswith("aten::") for name in trace.recording.names])[nest.spans.name]
-    found = np.where((found >= 0) & aten[found], found, -1)
-    while (up := (found >= 0) & (nest.parent[found] >= 0) & aten[nest.parent[found]]).any():
-        found = np.where(up, nest.parent[found], found)
-    return found
+    if call.kind == COPY:
+        holds = "Pageable" in call.copy or "Async" not in call.name
+        if not holds or not re.search("HtoD|DtoH|DtoD", call.copy):
+            return ""
+        return COPY if "HtoD" in call.copy else SYNC
+    if call.kind == SYNC and call.operator >= 0:
+        if after.kind == ALLOCATE and after.operator == call.operator:
+            return ""  # torch's allocator gives memory back: the next calls tell of it
+        if before.kind == COPY and before.operator == call.operator and "HtoD" in before.copy:
+            return COPY
+    return call.kind
 
 
-def matching(rule: re.Pattern, names: list[str]) -> np.ndarray:
-    return np.array([bool(rule.search(name)) for name in names] or [False])
+def _calls(trace) -> list[Call]:
+    recording, nest = trace.recording, trace.places.operators
+    calls = recording.calls
+    kinds = np.select([recording.matching(pattern, calls) for pattern in _CALLS.values()], list(_CALLS), "")
+    # autograd's nodes and compiled regions hold many operators and are none themselves
+    is_aten = np.array([name.startswith("aten::") for name in nest.names])
+    inner = nest.at(calls.thread, calls.start)
+    operators = nest.outermost(np.where(is_aten[inner], inner, -1), is_aten)
+    copies = trace.events.kind == KINDS.index("gpu_memcpy")
+    names = recording.names
+    copied = dict(zip(trace.call[copies].tolist(), trace.events.name[copies].tolist(), strict=True))
+    return [
+        Call(span, names[span.name], kind, names[copied[i]] if i in copied else "", operator)
+        for i, (span, kind, operator) in enumerate(zip(calls, kinds.tolist(), operators.tolist(), strict=True))
+    ]

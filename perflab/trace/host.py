@@ -1,13 +1,12 @@
 """Where the host was at a moment of a trace: the step, the annotation, the operator, the user's own function."""
 
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 
 from perflab.bench.intervals import parents
 
-from .events import Recording, Spans
+from .read import Recording
 
 STEP = "ProfilerStep#"
 NODE = "autograd::engine::evaluate_function: "  # before the name of a backward node
@@ -28,99 +27,85 @@ class Where(NamedTuple):
 
 
 class Nest:
-    """Host events of one kind, thread by thread, each with the one that encloses it."""
+    """Host events of one kind, each with the one that encloses it in its thread.
 
-    def __init__(self, spans: Spans):
+    All threads lie on one line, one after another, so that one search finds the event around a moment of any
+    thread. Event -1 stands for none: it never ends, has no parent, and its name is empty.
+    """
+
+    def __init__(self, spans: np.recarray, names: list[str]):
         self.spans = spans
-        self.parent = np.full(len(spans), -1, np.int64)
-        self.slices: dict[int, tuple[int, int]] = {}
-        edges = np.flatnonzero(np.diff(spans.thread, prepend=-1, append=-1)) if len(spans) else []
-        for low, high in itertools.pairwise(edges):
-            inner = parents(spans.start[low:high], spans.end[low:high])
-            self.parent[low:high] = np.where(inner >= 0, inner + low, -1)
-            self.slices[int(spans.thread[low])] = int(low), int(high)
+        self.names = [*(names[i] for i in spans.name), ""]
+        self.first, self.last = (spans.start.min(), spans.end.max()) if len(spans) else (0, 0)
+        self.start, end = self._on_line(spans.thread, spans.start), self._on_line(spans.thread, spans.end)
+        self.parent = np.append(parents(self.start, end), -1)
+        self.end = np.append(end, np.iinfo(np.int64).max)
 
-    def at(self, thread: int, times: np.ndarray) -> np.ndarray:
-        """Index of the innermost event of the thread around each moment; -1 where there is none."""
-        if thread not in self.slices:
-            return np.full(len(times), -1)
-        low, high = self.slices[thread]
-        found = np.searchsorted(self.spans.start[low:high], times, side="right") - 1
-        found = np.where(found >= 0, found + low, -1)
-        while (over := (found >= 0) & (self.spans.end[found] <= times)).any():
-            found = np.where(over, self.parent[found], found)
-        return found
+    def _on_line(self, threads: np.ndarray, times: np.ndarray) -> np.ndarray:
+        per_thread = self.last - self.first + 2
+        return threads * per_thread + np.clip(times - self.first + 1, 0, per_thread - 1)
 
-    def outermost(self, found: np.ndarray) -> np.ndarray:
-        """The events around these that no other encloses."""
-        while len(self.spans) and (up := (found >= 0) & (self.parent[found] >= 0)).any():
-            found = np.where(up, self.parent[found], found)
-        return found
+    def at(self, threads: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Index of the innermost event around each moment of a thread; -1 where there is none."""
+        moments = self._on_line(threads, times)
+        inner = np.searchsorted(self.start, moments, side="right") - 1
+        while (over := self.end[inner] <= moments).any():
+            inner = np.where(over, self.parent[inner], inner)
+        return inner
+
+    def outermost(self, inner: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
+        """The events around these that no other encloses, or no other of those that are counted."""
+        counted = np.ones(len(self.parent), bool) if counted is None else counted
+        while (up := (self.parent[inner] >= 0) & counted[self.parent[inner]]).any():
+            inner = np.where(up, self.parent[inner], inner)
+        return inner
 
 
 class Whereabouts:
     """The places of a recording. `main` is the thread of the steps, or else the one with most annotations or calls."""
 
     def __init__(self, recording: Recording):
-        self.recording = recording
-        self.notes, self.operators, self.frames = map(Nest, (recording.notes, recording.operators, recording.frames))
-        self.is_step = np.array([name.startswith(STEP) for name in recording.names] or [False])
-        self.main = self._main()
-
-    def _main(self) -> int:
-        notes = self.recording.notes
-        steps = notes.thread[self.is_step[notes.name]] if len(notes) else notes.thread
-        for threads in (steps, notes.thread, self.recording.calls.thread, self.recording.operators.thread):
-            if len(threads):
-                return int(np.bincount(threads).argmax())
-        return -1
+        notes, operators, frames = recording.notes, recording.operators, recording.frames
+        steps = notes[recording.matching(f"^{STEP}", notes)]
+        candidates = (steps.thread, notes.thread, recording.calls.thread, operators.thread)
+        self.main = next((int(np.bincount(threads).argmax()) for threads in candidates if len(threads)), -1)
+        steps = steps[np.argsort(steps.start, kind="stable")]
+        steps.thread = self.main  # a step holds for all threads
+        tables = (steps, notes, operators, frames)
+        self.steps, self.notes, self.operators, self.frames = (Nest(table, recording.names) for table in tables)
 
     def at(self, threads: np.ndarray, times: np.ndarray) -> list[Where]:
         """The place of each moment. What the thread itself does not say is asked of the main thread."""
-        found = {kind: np.full(len(times), -1) for kind in ("notes", "operators", "frames")}
-        for kind, indices in found.items():
-            nest = getattr(self, kind)
-            for thread in np.unique(threads):
-                mine = threads == thread
-                indices[mine] = nest.at(int(thread), times[mine])
-            nowhere = (indices < 0) & (threads != self.main)
-            indices[nowhere] = nest.at(self.main, times[nowhere])
-        operators = self.operators.outermost(found["operators"])
-        name = self.recording.names.__getitem__
-        texts = [
-            [name(spans.name[i]).removeprefix(NODE) if i >= 0 else "" for i in indices]
-            for spans, indices in ((self.operators.spans, operators), (self.frames.spans, found["frames"]))
+        nests = (self.steps, self.notes, self.operators, self.frames)
+        steps, notes, operators, frames = (self._around(nest, threads, times) for nest in nests)
+        operators = self.operators.outermost(operators)
+        return [
+            Where(
+                step_number(self.steps.names[step]),
+                self._phase(note),
+                self.operators.names[operator].removeprefix(NODE),
+                self.frames.names[frame],
+            )
+            for step, note, operator, frame in zip(steps, notes, operators, frames, strict=True)
         ]
-        steps = self._steps(times)
-        phases = [self._phase(i) for i in found["notes"]]
-        return [Where(*parts) for parts in zip(steps, phases, *texts, strict=True)]
 
-    def one(self, thread: int, time: int) -> Where:
-        return self.at(np.array([thread]), np.array([time]))[0]
+    def _around(self, nest: Nest, threads: np.ndarray, times: np.ndarray) -> np.ndarray:
+        inner = nest.at(threads, times)
+        return np.where(inner >= 0, inner, nest.at(np.full(len(times), self.main), times))
 
-    def _steps(self, times: np.ndarray) -> list[int | None]:
-        notes = self.recording.notes
-        chosen = np.flatnonzero(self.is_step[notes.name]) if len(notes) else []
-        if not len(chosen):
-            return [None] * len(times)
-        order = chosen[np.argsort(notes.start[chosen])]
-        i = np.searchsorted(notes.start[order], times, side="right") - 1
-        inside = (i >= 0) & (times < notes.end[order[i]])
-        numbers = [step_number(self.recording.names[name]) for name in notes.name[order]]
-        return [numbers[k] if ok else None for k, ok in zip(i, inside, strict=True)]
-
-    def _phase(self, i: int) -> str:
+    def _phase(self, note: int) -> str:
         """The innermost annotation, without the steps; torch's own only where the user has none around it."""
-        names, notes = self.recording.names, self.recording.notes
         innermost = ""
-        while i >= 0 and not self.is_step[notes.name[i]]:
-            name = names[notes.name[i]]
+        while note >= 0 and not self.notes.names[note].startswith(STEP):
+            name = self.notes.names[note]
             if not name.startswith(WRAPPERS):
                 return name
-            innermost, i = innermost or name, self.notes.parent[i]
+            innermost = innermost or name
+            note = self.notes.parent[note]
         return innermost
 
 
 def step_number(name: str) -> int | None:
-    digits = name.removeprefix(STEP)
-    return int(digits) if digits.isdecimal() and len(digits) < 19 else None
+    """Of a ProfilerStep; None where the name is another."""
+    number = name.removeprefix(STEP)
+    return int(number) if number.isdecimal() and len(number) < 19 else None

@@ -21,7 +21,7 @@ import torch
 from perflab.bench import files, progress, timing
 from perflab.bench.profiler import exported, profiler
 from perflab.errors import PerflabError
-from perflab.launch import given
+from perflab.launch.dispatch import check_callable
 
 LIMIT = 1.15  # beyond it, gaps in a trace are partly the profiler's own (a tiny operator takes up to twice as long)
 MOST = 1000  # steps: all their events are held in memory
@@ -44,9 +44,9 @@ class Profiled:
     @cached_property
     def trace(self):
         """The recorded events, read (a `trace.Trace`): busy share, gaps with their cause, kernels, findings."""
-        from .read import read
+        from .trace import read_trace
 
-        return read(json.loads(gzip.decompress(self.packed)))
+        return read_trace(json.loads(gzip.decompress(self.packed)))
 
     @property
     def distortion(self) -> float:
@@ -161,7 +161,7 @@ def profiled(step: Callable[[], object], steps: int = 5, warmup: int = 3, memory
 
 
 def _checked(step, steps, warmup):
-    given.check("profiled", step)
+    check_callable(step)
     for name, x in (("steps", steps), ("warmup", warmup)):
         if isinstance(x, bool) or not isinstance(x, int) or not 1 <= x <= MOST:
             raise PerflabError(f"{name}={x!r} must be a whole number from 1 to {MOST:,}: a few steps say it all.")

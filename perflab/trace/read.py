@@ -1,322 +1,178 @@
-"""What a trace of torch.profiler says about a device: how busy it was, what ran, and why it was idle.
-
-Times are kept in whole nanoseconds, and busy time is the length of the union of the device's intervals:
-kernels that overlap on two streams count once.
-"""
+"""The file of a trace that torch.profiler wrote, as tables of whole nanoseconds. What they mean is not said here."""
 
 import functools
+import gzip
+import json
+import math
 import re
-from typing import NamedTuple
+import sys
+import zlib
+from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from perflab.bench.intervals import length, union, without
-from perflab.errors import PerflabError
+from perflab.bench.profiler import exported
+from perflab.errors import PerflabError, first_line
 
-from . import faults, gaps, memory_events
-from .events import KINDS, Recording, recorded
-from .host import Whereabouts, step_number
+KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
+TABLES = dict.fromkeys(KINDS, "device") | {
+    "cpu_op": "operators",
+    "cuda_runtime": "calls",
+    "cuda_driver": "calls",
+    "user_annotation": "notes",
+    "python_function": "frames",
+}
+COLUMNS = ("start", "end", "name", "thread", "correlation")
+DEVICE_COLUMNS = (*COLUMNS, "kind", "gpu", "blocks")
+MEMORY_COLUMNS = ("time", "thread", "gpu", "total")
+EXPORT = "export one with prof.export_chrome_trace('trace.json.gz') after a torch.profiler run"
 
-KERNEL, COPY = KINDS.index("kernel"), KINDS.index("gpu_memcpy")
-_LAUNCH = re.compile(r"^(cuda|cu|hip|hipExt)\w*Launch(Cooperative)?Kernel")
-_GRAPH_LAUNCH = re.compile(r"^(cuda|cu|hip)GraphLaunch")
-_COLLECTIVE = re.compile(r"^\W*(void )?(nccl|rccl|mscclpp|nvshmem)", re.IGNORECASE)
-_FUNCTOR = re.compile(r"\w*(?:Functor|functor)\w*")
+_FRAME = re.compile(r"^(?P<path>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
+_INSTALLED = re.compile(r"/(site-packages|dist-packages|lib/python3\.\d+)/|^<")
+_LIBRARIES = {
+    *sys.stdlib_module_names,
+    *("torch", "torchvision", "triton", "numpy", "pandas", "PIL", "tqdm", "psutil"),
+    *("IPython", "ipykernel", "tornado", "traitlets", "zmq", "jupyter_client", "matplotlib", "ipywidgets"),
+}
 
 
-class Step(NamedTuple):
-    """One ProfilerStep of the host, in seconds from the device's first event."""
+@functools.lru_cache(maxsize=1 << 16)
+def own_frame(name: str) -> str | None:
+    """`file.py(line): function` of a Python frame of the user's own code; None for libraries and built-ins.
 
-    number: int | None
-    start_s: float
-    end_s: float
+    torch strips the folders of sys.path from the names, so a library is known by its first part. The line is
+    where the function begins, or where a generator goes on.
+    """
+    frame = _FRAME.match(name)
+    if frame is None or _INSTALLED.search(frame["path"]):
+        return None
+    path = Path(frame["path"])
+    if path.parts[0].removesuffix(".py") in _LIBRARIES or path.name == "__init__.py":
+        return None
+    return f"{path.name}({frame['line']}): {frame['function']}"
 
 
-class Trace:
-    """One device of a trace; `read` makes it.
+class Recording:
+    """The events of a trace in numpy's record arrays: each column is an attribute, of whole numbers.
 
-    span_s runs from the first event of the device to the end of its last one. The host's steps begin
-    earlier and end earlier, as the device works behind the host.
+    operators, calls (CUDA runtime and driver), notes (annotations), frames (the user's own Python): start, end
+        (ns), name and thread (numbers), correlation (-1 where none). Ordered by thread, start, enclosing first.
+    device: the same columns and kind (of KINDS), gpu (number of the device), blocks (of the grid, -1 where none).
+    memory: time (ns), thread, gpu and total, the bytes that the device's allocator has given out; by time.
+    names[i] decodes the names; `properties` are those of each device by its number.
+
+    Raises PerflabError for an event that torch does not write.
     """
 
-    def __init__(self, recording: Recording, device: int):
-        self.recording, self.device = recording, device
-        self.places = Whereabouts(recording)
-        mine = recording.device.device == device
-        self.events = _of_one_device(recording.device, mine)
-        self._match()
-        self.busy = union(self.events.start, self.events.end)
-        self.origin = int(self.events.start[0])
+    def __init__(self, source: str, events: list, properties: dict[int, dict]):
+        self.source, self.events, self.properties = source, len(events), properties
+        self._name_numbers: dict[str, int] = {}
+        self._thread_numbers: dict[tuple, int] = {}
+        rows = {table: [] for table in (*TABLES.values(), "memory")}
+        for number, event in enumerate(events, 1):
+            try:
+                self._add(event, rows)
+            except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+                raise PerflabError(
+                    f"Event {number:,} of {source} is none that torch.profiler writes ({first_line(error)}); {EXPORT}."
+                ) from error
+        self.names = list(self._name_numbers)
+        self.operators, self.calls = _spans(rows["operators"]), _spans(rows["calls"])
+        self.notes, self.frames = _spans(rows["notes"]), _spans(rows["frames"])
+        self.device = _spans(rows["device"], DEVICE_COLUMNS)
+        self.memory = _table(sorted(rows["memory"]), MEMORY_COLUMNS)
 
-    # -- how long, how busy
+    def _add(self, event: dict, rows: dict[str, list]):
+        """One event as a row of its table. Categories that nobody reads are passed over."""
+        category, name, arguments = event.get("cat"), event.get("name", ""), event.get("args") or {}
+        if category == "cpu_instant_event" and name == "[memory]" and arguments.get("Device Type") == 1:  # CUDA
+            gpu, total = int(arguments.get("Device Id", 0)), int(arguments.get("Total Allocated", 0))
+            rows["memory"].append((nanoseconds(event["ts"]), self._thread(event), gpu, total))
+        table = TABLES.get(category)
+        if table == "frames":
+            name = own_frame(name)
+        if event.get("ph") != "X" or table is None or name is None:
+            return
+        if not isinstance(name, str):
+            raise TypeError(f"its name is {name!r}")
+        start, duration = nanoseconds(event["ts"]), nanoseconds(event.get("dur", 0))
+        name_number = self._name_numbers.setdefault(name, len(self._name_numbers))
+        row = (start, start + max(0, duration), name_number, self._thread(event), int(arguments.get("correlation", -1)))
+        if table == "device":
+            grid, gpu = arguments.get("grid"), arguments.get("device", event.get("pid", 0))
+            row += (KINDS.index(category), int(gpu), math.prod(grid) if grid else -1)
+        rows[table].append(row)
 
-    @property
-    def span_ns(self) -> int:
-        return int(self.busy[1][-1] - self.busy[0][0]) if len(self.busy[0]) else 0
+    def _thread(self, event: dict) -> int:
+        return self._thread_numbers.setdefault((event.get("pid"), event.get("tid")), len(self._thread_numbers))
 
-    @property
-    def busy_ns(self) -> int:
-        return length(self.busy)
-
-    @property
-    def span_s(self) -> float:
-        return self.span_ns / 1e9
-
-    @property
-    def busy_s(self) -> float:
-        return self.busy_ns / 1e9
-
-    @property
-    def busy_share(self) -> float:
-        """Of the span; the pieces of `gaps` are the rest."""
-        return self.busy_ns / self.span_ns if self.span_ns else 0.0
-
-    @property
-    def name(self) -> str:
-        """Of the device, as the trace has it."""
-        return str(self._property("name") or f"device {self.device}")
-
-    @property
-    def multiprocessors(self) -> int | None:
-        """How many the device has; None where the trace does not say."""
-        number = self._property("numSms")
-        return number if isinstance(number, int) and number > 0 else None
-
-    def _property(self, key: str):
-        return self.recording.properties.get(self.device, {}).get(key)
-
-    @functools.cached_property
-    def steps(self) -> list[Step]:
-        notes, names, places = self.recording.notes, self.recording.names, self.places
-        chosen = [i for i in range(len(notes)) if places.is_step[notes.name[i]]]
-        chosen.sort(key=lambda i: notes.start[i])
-        return [
-            Step(step_number(names[notes.name[i]]), self._seconds(notes.start[i]), self._seconds(notes.end[i]))
-            for i in chosen
-        ]
-
-    def _seconds(self, time: int) -> float:
-        return (int(time) - self.origin) / 1e9
-
-    # -- what was launched and what ran
-
-    def _match(self):
-        """For each device event the call that launched it: its start, end and thread, or -1."""
-        calls, events = self.recording.calls, self.events
-        columns = ("start", "end", "thread", "correlation")
-        launches = pd.DataFrame({name: getattr(calls, name) for name in columns} | {"call": np.arange(len(calls))})
-        ran = pd.DataFrame({"latest": events.start + gaps.SKEW, "correlation": events.correlation})
-        # where processes share a correlation, the last call before the kernel
-        found = (
-            pd.merge_asof(ran, launches.sort_values("start"), left_on="latest", right_on="start", by="correlation")
-            .fillna(-1)
-            .astype(np.int64)
-        )
-        found[events.correlation < 0] = -1
-        self.call, self.launch_start = found["call"].to_numpy(), found["start"].to_numpy()
-        self.launch_end, self.launch_thread = found["end"].to_numpy(), found["thread"].to_numpy()
-        known = self.call >= 0
-        self._event_of = dict(zip(self.call[known].tolist(), np.flatnonzero(known).tolist(), strict=True))
-        pageable = np.array(["Pageable" in name for name in self.recording.names] or [False])
-        self.is_held_copy = (events.kind == COPY) & pageable[events.name]
-
-    def copied(self, call: int) -> str:
-        """The name of the copy that a call started, such as "Memcpy HtoD (Pageable -> Device)"; empty for others."""
-        event = self._event_of.get(call)
-        return self.recording.names[self.events.name[event]] if event is not None else ""
-
-    def direction(self, call: int) -> str:
-        """HtoD, DtoH or DtoD of the copy that a call started; empty where the trace has none."""
-        return next((d for d in ("HtoD", "DtoH", "DtoD") if d in self.copied(call)), "")
-
-    @property
-    def kernels(self) -> int:
-        """Kernels that ran."""
-        return int((self.events.kind == KERNEL).sum())
-
-    @functools.cached_property
-    def _launching(self) -> np.ndarray:
-        """The calls that launch one kernel each, without those inside another call of the same correlation."""
-        calls = self.recording.calls
-        launch = gaps.matching(_LAUNCH, self.recording.names)
-        chosen = np.flatnonzero(launch[calls.name]) if len(calls) else np.zeros(0, np.int64)
-        _, first = np.unique(calls.correlation[chosen], return_index=True)
-        return chosen[first]
-
-    @property
-    def launches(self) -> int:
-        """Calls that launch one kernel each. Graph launches, copies and memsets are not among them."""
-        return len(self._launching)
-
-    @property
-    def graph_launches(self) -> int:
-        calls = self.recording.calls
-        return int(gaps.matching(_GRAPH_LAUNCH, self.recording.names)[calls.name].sum()) if len(calls) else 0
-
-    @functools.cached_property
-    def lost(self) -> int:
-        """Launches whose kernel is on no device of the trace: the profiler dropped it, and busy time is missing."""
-        ran = self.recording.device.correlation
-        return int((~np.isin(self.recording.calls.correlation[self._launching], ran)).sum())
-
-    @functools.cached_property
-    def is_early(self) -> np.ndarray:
-        """Per device event: it was launched before the recording began, by a number below those of all its calls."""
-        numbers = self.recording.calls.correlation
-        first = numbers[numbers >= 0].min() if (numbers >= 0).any() else np.iinfo(np.int64).max
-        return (self.call < 0) & (self.events.correlation < first)
-
-    def kernel(self, name: int) -> str:
-        """The short name of a kernel or copy, by its number in the recording."""
-        return short(self.recording.names[name])
-
-    def top(self, n: int = 10) -> pd.DataFrame:
-        """The n kernels and copies with the most device time: calls, time_s, share of all of them, median_s, blocks.
-
-        A kernel has no children, so its time is its own. `blocks` is the least grid among the calls.
-        """
-        return self._table(np.ones(len(self.events), bool)).head(n)
-
-    @functools.cached_property
-    def is_small(self) -> np.ndarray:
-        """Per device event: a kernel whose blocks leave at least half of the multiprocessors empty.
-
-        The large products of cuBLAS and cuDNN take 120 to 132 blocks for 132 multiprocessors: they fill it. Those
-        of NCCL take few on purpose: they wait for other devices, and leave the rest to the work beside them.
-        """
-        blocks, several = self.events.blocks, self.multiprocessors
-        if several is None:
-            return np.zeros(len(blocks), bool)
-        small = (self.events.kind == KERNEL) & (blocks >= 0) & (2 * blocks <= several)
-        return small & ~gaps.matching(_COLLECTIVE, self.recording.names)[self.events.name]
-
-    @property
-    def small(self) -> pd.DataFrame:
-        """As `top`, of the kernels that are too small to fill the device (`is_small`)."""
-        return self._table(self.is_small)
-
-    @property
-    def small_share(self) -> float:
-        """Share of the busy time in which nothing but such kernels ran."""
-        rest = union(self.events.start[~self.is_small], self.events.end[~self.is_small])
-        return length(without(self.busy, rest)) / self.busy_ns if self.busy_ns else 0.0
-
-    def _table(self, chosen: np.ndarray) -> pd.DataFrame:
-        events, lasts = self.events, (self.events.end - self.events.start) / 1e9
-        frame = pd.DataFrame({"name": events.name, "time_s": lasts, "blocks": events.blocks})[chosen]
-        groups = frame.groupby("name")
-        table = groups.agg(calls=("time_s", "size"), time_s=("time_s", "sum"), blocks=("blocks", "min"))
-        table["median_s"] = groups.time_s.median()
-        table["share"] = table.time_s / lasts.sum() if lasts.sum() else 0.0
-        table.index = pd.Index([self.kernel(i) for i in table.index], name="kernel")
-        table = table.sort_values("time_s", ascending=False, kind="stable")
-        return table[["calls", "time_s", "share", "median_s", "blocks"]]
-
-    # -- why it was idle
-
-    @functools.cached_property
-    def gap_pieces(self) -> list[gaps.Piece]:
-        return gaps.pieces(self)
-
-    @functools.cached_property
-    def gaps(self) -> list[gaps.Gap]:
-        """Each stretch without work, with one cause and the place of it; together they are span_s - busy_s."""
-        found = self.gap_pieces
-        threads, times = (np.array([getattr(p, key) for p in found], np.int64) for key in ("thread", "time"))
-        places = self.places.at(threads, times) if found else []
-        return [
-            gaps.Gap(
-                self._seconds(p.start), self._seconds(p.end), p.cause, place, self.kernel(self.events.name[p.event])
-            )
-            for p, place in zip(found, places, strict=True)
-        ]
-
-    @functools.cached_property
-    def idle(self) -> dict[str, float]:
-        """Share of the span by cause, the largest first. With busy_share it sums to one."""
-        sums: dict[str, int] = {}
-        for piece in self.gap_pieces:
-            sums[piece.cause] = sums.get(piece.cause, 0) + piece.end - piece.start
-        return {cause: ns / self.span_ns for cause, ns in sorted(sums.items(), key=lambda item: -item[1])}
-
-    # -- memory, findings
-
-    @functools.cached_property
-    def peak(self) -> memory_events.MemoryPeak | None:
-        """Where allocated memory was highest; None without profile_memory=True."""
-        return memory_events.peak(self.places, self.device)
-
-    @functools.cached_property
-    def swells(self) -> list[memory_events.Swell]:
-        """For each step with a backward pass: bytes allocated before, at its highest, and after."""
-        return memory_events.swells(self.places, self.device)
-
-    @functools.cached_property
-    def findings(self) -> list["faults.Fault"]:
-        """What is wrong, the largest share first; empty for a device that is kept busy."""
-        return faults.findings(self)
-
-    @property
-    def doubts(self) -> list[str]:
-        """Why the figures of this trace may be off, a sentence each; empty for a whole one."""
-        found = []
-        if self.lost:
-            found.append(
-                f"{self.lost:,} of {self.launches:,} launches have no kernel in the trace: the profiler lost them, "
-                "and the device was busier than it says. Profile again, with fewer steps or a newer driver."
-            )
-        if (share := self.idle.get(gaps.UNKNOWN, 0)) >= 0.01:
-            found.append(f"{share:.0%} of the time is a gap before a kernel whose launch the trace does not have.")
-        return found
-
-    def __repr__(self) -> str:
-        steps = f"{len(self.steps)} steps, " if self.steps else ""
-        line = f"Trace of {self.name}: {steps}{self.kernels:,} kernels, {self.launches:,} launches"
-        return "\n".join([line, *self.doubts])
+    def matching(self, pattern: str, spans: np.recarray) -> np.ndarray:
+        """Per event of a table: is the regular expression found in its name?"""
+        matches = np.array([re.search(pattern, name) is not None for name in self.names], bool)
+        return matches[spans.name]
 
 
-def read(source, device: int | None = None) -> Trace:
-    """The trace of one device from a path (.json, .json.gz), a dict, or a finished torch profiler.
+def _table(rows: list[tuple], columns: tuple[str, ...]) -> np.recarray:
+    return np.array(rows, [(column, np.int64) for column in columns]).view(np.recarray)
 
-    device: its number; without, the one with most work. Raises PerflabError, one sentence, for what is no
-    trace, cut short, empty, or has no work of a device.
 
-    >>> read_trace("trace.json.gz")  # doctest: +SKIP
+def _spans(rows: list[tuple], columns: tuple[str, ...] = COLUMNS) -> np.recarray:
+    spans = _table(rows, columns)
+    return spans[np.lexsort((-spans.end, spans.start, spans.thread))]
+
+
+def nanoseconds(microseconds) -> int:
+    """Whole nanoseconds of a time in microseconds, as torch writes it."""
+    return round(microseconds * 1000)
+
+
+def recorded(source) -> Recording:
+    """Reads a path (.json or .json.gz), the dict of a trace, or a finished torch profiler.
+
+    Raises PerflabError, one sentence, for what is missing, empty, cut short, no JSON, or no trace.
     """
-    recording = recorded(source)
-    numbers = np.unique(recording.device.device)
-    if not len(numbers):
-        raise PerflabError(
-            f"0 kernels recorded: {recording.source} has {recording.events:,} events, and none of a device. Profile "
-            "with ProfilerActivity.CUDA on a machine with CUDA (under WSL the driver may give none), or look at "
-            "the host's part alone: prof.key_averages(), or the file in https://ui.perfetto.dev."
-        )
-    if device is None:
-        spent = recording.device.end - recording.device.start
-        device = int(max(numbers, key=lambda d: spent[recording.device.device == d].sum()))
-    elif not isinstance(device, int) or device not in numbers:
-        raise PerflabError(
-            f"{recording.source} has no work of device {device!r}: it has device {', '.join(map(str, numbers))}."
-        )
-    return Trace(recording, device)
+    if isinstance(source, dict | list):
+        whole, called = source, "The trace"
+    elif hasattr(source, "export_chrome_trace"):
+        whole, called = json.loads(exported(source), strict=False), "The profiler's trace"
+    elif isinstance(source, str | Path):
+        whole, called = _json(Path(source)), Path(source).name
+    else:
+        raise PerflabError(f"A trace is a path, a dict or a torch profiler, not {type(source).__name__}: {EXPORT}.")
+    whole = whole if isinstance(whole, dict) else {"traceEvents": whole}
+    events, devices = whole.get("traceEvents"), whole.get("deviceProperties")
+    if not isinstance(events, list):
+        raise PerflabError(f"{called} is no trace: it has no list of traceEvents; {EXPORT}.")
+    if not events:
+        raise PerflabError(f"{called} holds no events: profile at least one step; {EXPORT}.")
+    known = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    return Recording(called, events, {device.get("id"): device for device in known})
 
 
-def _of_one_device(events, mine: np.ndarray):
-    """A copy of the device's columns in order of start."""
-    order = np.flatnonzero(mine)
-    order = order[np.argsort(events.start[order], kind="stable")]
-    part = object.__new__(type(events))
-    for column in events.COLUMNS:
-        setattr(part, column, getattr(events, column)[order])
-    return part
+def _json(path: Path) -> dict | list:
+    """The content of a file, packed or not; fractions stay exact, since a float loses the nanoseconds of 10^15 us."""
+    try:
+        content = path.read_bytes()
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+        return json.loads(content.decode("utf-8-sig", errors="replace"), strict=False, parse_float=Decimal)
+    except EOFError:
+        why = "is cut short"
+    except (gzip.BadGzipFile, zlib.error) as error:
+        why = f"is damaged ({error})"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror or error})"
+    except json.JSONDecodeError as error:
+        why = _flaw(error)
+    except (ValueError, RecursionError) as error:
+        why = f"is no JSON ({first_line(error)})"
+    raise PerflabError(f"{path.name} {why}; {EXPORT}.")
 
 
-def short(name: str) -> str:
-    """A kernel's name without its namespaces, its arguments and most of its template: `kernel<Functor>`."""
-    if name.startswith(("Memcpy", "Memset")):
-        return name
-    head, _, rest = name.removeprefix("void ").replace("(anonymous namespace)::", "").partition("<")
-    base = head.partition("(")[0].rpartition("::")[2] or name
-    functor = _FUNCTOR.search(rest)
-    return f"{base}<{functor.group()}>" if functor else base
+def _flaw(error: json.JSONDecodeError) -> str:
+    if not error.doc.strip():
+        return "is empty"
+    if error.pos >= len(error.doc.rstrip()) - 1 or error.msg.startswith("Unterminated"):
+        return "is cut short: it ends in the middle of its JSON"
+    return f"is no JSON ({error.msg} at line {error.lineno}, column {error.colno})"

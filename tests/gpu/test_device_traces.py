@@ -10,10 +10,10 @@ import record as planted
 import torch
 from trim import trimmed, write
 
+from perflab import read_trace
 from perflab.bench import machine
 from perflab.bench.profiler import exported
 from perflab.trace import faults, gaps
-from perflab.trace.read import read
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,16 +51,16 @@ def union_of(whole: dict) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_busy_share_is_that_of_the_raw_events(whole, name):
-    trace = read(whole(name))
+    trace = read_trace(whole(name))
     busy, span = union_of(whole(name))
-    print(f"\n{name}: busy {trace.busy_share:.4f}, {trace!r}, idle {trace.idle}, doubts {trace.doubts}")
+    print(f"\n{name}: busy {trace.busy_share:.4f}, {trace!r}, idle {trace.idle}, warnings {trace.warnings}")
     assert trace.busy_ns == busy and trace.span_ns == span
     assert sum(p.end - p.start for p in trace.gap_pieces) == span - busy
 
 
 @pytest.mark.parametrize("name", planted.FAULTS)
 def test_a_planted_fault_is_named_with_its_place(whole, name):
-    plan, found = PLANS[name], read(whole(name)).findings
+    plan, found = PLANS[name], read_trace(whole(name)).findings
     print("\n" + "\n".join(f.sentence for f in found))
     first = found[-1 if plan.fault == faults.MEMORY else 0]
     assert first.name == plan.fault and plan.place in str(first.where), found
@@ -68,17 +68,17 @@ def test_a_planted_fault_is_named_with_its_place(whole, name):
 
 @pytest.mark.parametrize("name", planted.HEALTHY)
 def test_nothing_is_named_in_a_healthy_loop(whole, name):
-    assert [f.sentence for f in read(whole(name)).findings] == []
+    assert [f.sentence for f in read_trace(whole(name)).findings] == []
 
 
 def test_each_launch_has_its_kernel(whole):
-    trace = read(whole("tiny_kernels"))
-    assert trace.lost == 0 and trace.launches == trace.kernels > 100
+    trace = read_trace(whole("tiny_kernels"))
+    assert trace.dropped_kernels == 0 and trace.launches == trace.kernels > 100
     assert trace.steps[-1].number == planted.WAIT + planted.WARMUP + planted.ACTIVE - 1
 
 
 def test_a_graph_is_launched_once_a_step(whole):
-    trace = read(whole("graphed"))
+    trace = read_trace(whole("graphed"))
     assert trace.graph_launches == planted.ACTIVE and trace.launches == 0
     assert trace.kernels > 20 * planted.ACTIVE and set(trace.idle) == {gaps.QUEUED}
 
@@ -87,7 +87,7 @@ def test_the_memory_that_peaks_is_what_the_allocator_counts():
     plan = planted.FAULTS["peak_in_backward"]
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    trace = read(json.loads(exported(planted.record(plan, "cuda"))))
+    trace = read_trace(json.loads(exported(planted.record(plan, "cuda"))))
     peak = torch.cuda.max_memory_allocated()
     assert trace.peak.bytes == pytest.approx(peak, rel=0.01)
     assert trace.peak.where.phase == "backward"
@@ -107,16 +107,16 @@ def test_kernel_times_are_those_of_torch():
         torch.cuda.synchronize()
     events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     theirs = sum(e.self_device_time_total for e in events if not e.is_user_annotation)
-    trace = read(profiler)
+    trace = read_trace(profiler)
     assert trace.top(1000).time_s.sum() * 1e6 == pytest.approx(theirs, rel=1e-3)
-    assert trace.lost == 0 and trace.kernels >= 40
+    assert trace.dropped_kernels == 0 and trace.kernels >= 40
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_small_copy_reads_alike_and_names_no_machine(whole, name, tmp_path):
     path = tmp_path / "trace.json.gz"
     write(trimmed(whole(name)), path)
-    small, large = read(path), read(whole(name))
+    small, large = read_trace(path), read_trace(whole(name))
     assert (small.busy_ns, small.span_ns, small.idle) == (large.busy_ns, large.span_ns, large.idle)
     assert [f.name for f in small.findings] == [f.name for f in large.findings]
     text = gzip.decompress(path.read_bytes()).decode()

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from perflab import PerflabError
 from perflab.bench import machine
 from perflab.loading.decode import Arrays, DraftPhotos, JpegBytes, VisionPhotos, as_list, decode_on_gpu, psnr, stored
-from perflab.loading.demand import cores_needed, explore_workers
+from perflab.loading.demand import explore_workers
 from perflab.loading.images import Photos
 
 
@@ -92,10 +92,6 @@ def test_without_torchvision_one_sentence_says_so():
 def test_without_a_device_one_sentence_says_so():
     with pytest.raises(PerflabError, match="decoding on the GPU: no CUDA device here"):
         decode_on_gpu([], 224)
-
-
-def test_cores_needed_is_rate_times_seconds():
-    assert cores_needed(3000, 0.013) == pytest.approx(39)
 
 
 def test_the_worker_explorer_draws_what_was_measured():

@@ -15,11 +15,11 @@ import record as planted
 import torch
 from trim import trimmed, write
 
-from perflab import PerflabError, paths
+from perflab import PerflabError, paths, read_trace
 from perflab.bench.profiler import exported
 from perflab.trace import faults, gaps
-from perflab.trace.events import own_frame, recorded
-from perflab.trace.read import read, short
+from perflab.trace.read import own_frame, recorded
+from perflab.trace.trace import short
 
 TRACES = paths.DATA / "traces"
 MAIN, BACKWARD, LOADER = 100, 101, 102
@@ -71,7 +71,7 @@ class Fake:
         return {"schemaVersion": 1, "deviceProperties": self.properties, "traceEvents": self.events}
 
     def read(self, **named):
-        return read(self.whole, **named)
+        return read_trace(self.whole, **named)
 
 
 def swept(intervals: list[tuple[int, int]]) -> int:
@@ -378,19 +378,19 @@ def test_the_backward_thread_has_the_phase_of_the_main_thread():
         )
     trace = fake.read()
     assert {(g.place.step, g.place.phase) for g in trace.gaps} == {(3, "backward")}
-    assert trace.places.main != trace.launch_thread[0]
+    assert trace.places.main != trace.launched_by.thread[0]
 
 
 def test_a_kernel_whose_launch_is_missing_is_unknown_and_doubted():
     trace = Fake().launch(0, 5, 10).launch(0, 30, 40, call="").read()
-    assert set(trace.idle) == {gaps.UNKNOWN} and not trace.is_early.any() and trace.lost == 0
-    assert "does not have" in trace.doubts[0]
+    assert set(trace.idle) == {gaps.UNKNOWN} and not trace.is_early.any() and trace.dropped_kernels == 0
+    assert "does not have" in trace.warnings[0]
 
 
 def test_a_kernel_that_was_launched_before_the_recording_came_in_time():
     fake = Fake().launch(0, 5, 10, call="").launch(0, 30, 40, call="").launch(0, 50, 60)
     trace = fake.read()
-    assert set(trace.idle) == {gaps.QUEUED} and trace.is_early.tolist() == [True, True, False] and not trace.doubts
+    assert set(trace.idle) == {gaps.QUEUED} and trace.is_early.tolist() == [True, True, False] and not trace.warnings
 
 
 # -- what was launched
@@ -400,7 +400,7 @@ def test_launches_without_a_kernel_are_lost():
     fake = paced(Fake(), 10)
     fake.launch(200, None, None).launch(210, None, None, call="cuLaunchKernelEx")
     trace = fake.read()
-    assert (trace.launches, trace.kernels, trace.lost) == (12, 10, 2)
+    assert (trace.launches, trace.kernels, trace.dropped_kernels) == (12, 10, 2)
 
 
 def test_a_graph_is_one_launch_of_many_kernels():
@@ -410,7 +410,7 @@ def test_a_graph_is_one_launch_of_many_kernels():
         fake.on_device("kernel", "k", 10 + 5 * k, 14 + 5 * k, 900, grid=[500, 1, 1])
     fake.on_device("gpu_memset", "Memset (Device)", 300, 301, 900)
     trace = fake.read()
-    assert (trace.graph_launches, trace.launches, trace.kernels, trace.lost) == (1, 0, 40, 0)
+    assert (trace.graph_launches, trace.launches, trace.kernels, trace.dropped_kernels) == (1, 0, 40, 0)
     assert set(trace.idle) == {gaps.QUEUED} and not trace.findings
     adds_up(trace)
 
@@ -419,7 +419,7 @@ def test_copies_and_memsets_are_no_launches():
     fake = Fake().launch(0, 5, 10).copy(20, 25, 26, 40)
     fake.span("cuda_runtime", "cudaMemsetAsync", 50, 52, correlation=950)
     trace = fake.on_device("gpu_memset", "Memset (Device)", 55, 56, 950).read()
-    assert (trace.launches, trace.kernels, trace.lost) == (1, 1, 0)
+    assert (trace.launches, trace.kernels, trace.dropped_kernels) == (1, 1, 0)
 
 
 def test_kernels_with_few_blocks_are_kept_apart_from_gaps():
@@ -430,14 +430,14 @@ def test_kernels_with_few_blocks_are_kept_apart_from_gaps():
     trace = fake.read()
     assert trace.busy_share == 1
     assert trace.small_share == pytest.approx(0.8)
-    assert trace.small.loc["scan", ["calls", "blocks"]].tolist() == [6, 2]
+    assert trace.is_small.sum() == 6 and trace.top().loc["scan", "blocks"] == 2
     [found] = trace.findings
     assert found.name == faults.ONE_BLOCK and found.share == pytest.approx(0.8 * (1 - 2 / MULTIPROCESSORS))
 
 
 def test_small_kernels_beside_a_large_one_waste_nothing():
     trace = Fake().launch(0, 10, 100).launch(1, 20, 60, grid=(1, 1, 1), stream=8).read()
-    assert trace.small_share == 0 and len(trace.small) == 1
+    assert trace.small_share == 0 and trace.is_small.sum() == 1
 
 
 def test_few_blocks_beside_other_kernels_or_of_a_collective_are_no_fault():
@@ -455,7 +455,7 @@ def test_few_blocks_beside_other_kernels_or_of_a_collective_are_no_fault():
 def test_without_the_number_of_multiprocessors_nothing_is_said_of_blocks():
     fake = Fake(properties=False)
     trace = fake.launch(0, 10, 1000, grid=(1, 1, 1)).read()
-    assert trace.multiprocessors is None and trace.small.empty and not trace.findings
+    assert trace.multiprocessors is None and not trace.is_small.any() and not trace.findings
     assert trace.name == "device 0"
 
 
@@ -512,10 +512,10 @@ def test_waits_now_and_then_that_cost_much_are_named(every, named):
 
 def test_lost_kernels_are_said():
     fake = paced(Fake(), 10)
-    assert fake.read().doubts == []
+    assert fake.read().warnings == []
     trace = fake.launch(200, None, None).read()
-    [doubt] = trace.doubts
-    assert "1 of 11 launches" in doubt and repr(trace).endswith(doubt)
+    [warning] = trace.warnings
+    assert "1 of 11 launches" in warning and repr(trace).endswith(warning)
 
 
 # -- memory
@@ -596,7 +596,7 @@ def test_what_is_no_trace_is_one_sentence(case, packed, tmp_path):
     path = tmp_path / ("trace.json.gz" if packed else "trace.json")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     with pytest.raises(PerflabError, match=expected) as caught:
-        read(path)
+        read_trace(path)
     assert "trace.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -604,10 +604,10 @@ def test_a_packed_file_that_is_cut_is_said(tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps(paced(Fake(), 500).whole).encode())[:-800])
     with pytest.raises(PerflabError, match="cut short"):
-        read(path)
+        read_trace(path)
     path.write_bytes(b"\x1f\x8b" + bytes(range(100)))
     with pytest.raises(PerflabError, match=r"damaged|cut short"):
-        read(path)
+        read_trace(path)
 
 
 def test_a_file_that_is_cut_anywhere_is_one_sentence(tmp_path):
@@ -617,7 +617,7 @@ def test_a_file_that_is_cut_anywhere_is_one_sentence(tmp_path):
         for end in sorted(pick.sample(range(1, len(whole) - 1), 50)):
             path.write_bytes(whole[:end])
             with pytest.raises(PerflabError, match=r"cut short|no JSON at its beginning|damaged") as caught:
-                read(path)
+                read_trace(path)
             assert "\n" not in str(caught.value)
 
 
@@ -628,14 +628,14 @@ def test_a_pickle_is_not_loaded(tmp_path):
 
     (tmp_path / "trace.pt").write_bytes(pickle.dumps(Runs()))
     with pytest.raises(PerflabError, match="no JSON"):
-        read(tmp_path / "trace.pt")
+        read_trace(tmp_path / "trace.pt")
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("source", ["nowhere/trace.json", Path("/"), "", "a\0.json", 7, None])
 def test_a_source_that_is_none_says_what_is_one(source):
     with pytest.raises(PerflabError, match=r"export_chrome_trace|cannot be read"):
-        read(source)
+        read_trace(source)
 
 
 def test_all_ways_to_give_a_trace_are_alike(tmp_path):
@@ -646,21 +646,21 @@ def test_all_ways_to_give_a_trace_are_alike(tmp_path):
     bare.write_text(json.dumps(whole["traceEvents"]))
     late = {"traceEvents": whole["traceEvents"], "deviceProperties": whole["deviceProperties"], "x": [1, {"y": "]"}]}
     spaced.write_text(json.dumps(late, indent=4))
-    expected = read(whole)
+    expected = read_trace(whole)
     for source in (plain, str(packed), spaced, bare, whole["traceEvents"]):
-        got = read(source)
+        got = read_trace(source)
         assert (got.busy_ns, got.span_ns, got.idle) == (expected.busy_ns, expected.span_ns, expected.idle)
-    assert read(spaced).multiprocessors == MULTIPROCESSORS and read(bare).multiprocessors is None
+    assert read_trace(spaced).multiprocessors == MULTIPROCESSORS and read_trace(bare).multiprocessors is None
 
 
 def test_odd_events_of_other_versions_are_read(tmp_path):
     """A mark of byte order, names in any script, properties that are none."""
     path = tmp_path / "trace.json"
     whole = paced(Fake()).span("user_annotation", "ProfilerStep#\u00b2", 0, 5).launch(400, 405, 410, "\u6838").whole
-    expected = read(whole)
+    expected = read_trace(whole)
     for properties in (None, 5, [1], [{"id": 0, "name": 7, "numSms": "132"}]):
         path.write_text(json.dumps(whole | {"deviceProperties": properties}), "utf-8-sig")
-        got = read(path)
+        got = read_trace(path)
         assert (got.busy_ns, got.idle, got.steps[0].number) == (expected.busy_ns, expected.idle, None)
         assert got.multiprocessors is None and got.findings and repr(got)
 
@@ -670,7 +670,7 @@ def test_each_device_has_its_own_trace():
     fake.launch(2, 100, 190, device=1).launch(3, 200, 300, device=1)
     assert fake.read().device == 1, "the one with most work"
     assert (fake.read(device=0).busy_ns, fake.read(device=1).busy_ns) == (15_000, 190_000)
-    assert fake.read(device=0).lost == 0, "a kernel of another device is not lost"
+    assert fake.read(device=0).dropped_kernels == 0, "a kernel of another device is not lost"
     for other in (5, "cuda", "0", [0]):
         with pytest.raises(PerflabError, match=re.escape(f"no work of device {other!r}: it has device 0, 1")):
             fake.read(device=other)
@@ -691,7 +691,9 @@ def test_events_that_nobody_knows_are_passed_over():
 
 def test_kernels_without_a_grid_and_arguments_are_read():
     """Other profilers write fewer arguments; the process of a device's event is then its number."""
-    trace = read([{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": t, "dur": 2} for t in (1, 5, 9)])
+    trace = read_trace(
+        [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": t, "dur": 2} for t in (1, 5, 9)]
+    )
     assert trace.busy_ns == 6000 and trace.device == 0 and trace.small_share == 0
 
 
@@ -708,9 +710,9 @@ def profiled(step):
 def test_a_profile_without_a_device_says_so_and_how_to_go_on():
     profiler = profiled(lambda: torch.ones(8) + 1)
     with pytest.raises(PerflabError, match=r"0 kernels recorded.*ProfilerActivity.CUDA.*key_averages"):
-        read(profiler)
+        read_trace(profiler)
     with pytest.raises(PerflabError, match="already"):
-        read(profiler)
+        read_trace(profiler)
 
 
 def test_a_profiler_that_could_not_write_says_so():
@@ -719,7 +721,7 @@ def test_a_profiler_that_could_not_write_says_so():
             """As torch on a full disk: a line in a log, and no file."""
 
     with pytest.raises(PerflabError, match="make room"):
-        read(Full())
+        read_trace(Full())
 
 
 def test_frames_of_libraries_are_not_the_users():
@@ -769,7 +771,7 @@ def test_trimming_changes_nothing_that_is_read():
     )
     for event in fake.events:
         event["ts"] = (5_141_794_360_879_939 + round(1000 * event["ts"]) + pick.randrange(500)) / 1000
-    whole, small = fake.read(), read(json.loads(json.dumps(trimmed(fake.whole))))
+    whole, small = fake.read(), read_trace(json.loads(json.dumps(trimmed(fake.whole))))
     assert (small.busy_ns, small.span_ns, small.idle) == (whole.busy_ns, whole.span_ns, whole.idle)
     assert small.top().equals(whole.top()) and small.gaps == whole.gaps
     assert "/home/me" not in json.dumps(trimmed(fake.whole))
@@ -794,15 +796,15 @@ def test_the_busy_share_of_a_recorded_trace_is_that_of_a_sweep_line(path):
     whole = json.loads(gzip.decompress(path.read_bytes()))
     intervals = nanoseconds(whole)
     span = max(e for _, e in intervals) - min(s for s, _ in intervals)
-    trace = read(path)
+    trace = read_trace(path)
     assert abs(trace.busy_share - swept(intervals) / span) < 1e-3
-    assert trace.lost == 0 and trace.kernels > 20
+    assert trace.dropped_kernels == 0 and trace.kernels > 20
     adds_up(trace)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda p: p.name.partition(".")[0])
 def test_a_planted_fault_is_named_with_its_place_and_a_healthy_loop_is_not(path):
-    found, plan = read(path).findings, (planted.FAULTS | planted.HEALTHY)[path.name.partition(".")[0]]
+    found, plan = read_trace(path).findings, (planted.FAULTS | planted.HEALTHY)[path.name.partition(".")[0]]
     if not plan.fault:
         assert not found
     else:
