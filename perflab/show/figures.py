@@ -1,6 +1,5 @@
 """A Result as a table, a figure and a line of provenance, with recorded machines beside it."""
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from perflab.bench.result import Result
 from perflab.bench.units import digits, quantity, step_of, unit_of
 
 from . import style
+from .table import Html, cell
+from .table import table as html_table
 
 
 def display_table(result: Result):
@@ -32,23 +33,16 @@ def display_result(result: Result):
 
 def table(result: Result, beside: Sequence[Result] = ()) -> str:
     """The summary as HTML: this result's rows, then in grey those of recorded machines, then provenance."""
-    blocks = [result.summary()] if not all(v in result.reasons for v in result.values) or not beside else []
-    head = list(dict.fromkeys(key for rows in [*blocks, *(r.summary() for r in beside)] for key in (rows or [{}])[0]))
-    lines = ["<table><thead><tr>", *(f"<th>{_cell(key)}</th>" for key in head), "</tr></thead><tbody>"]
-    for source, rows in [("", rows) for rows in blocks] + [(r.source, r.summary()) for r in beside]:
-        colour = f' style="color:{style.RECORDED}"' if source else ""
-        for row in rows:
-            cells = [f"<td>{_cell(row.get(key, ''))}</td>" for key in head]
-            if source:
-                cells[0] = f"<td>{_cell(row[result.variable])} <i>({_cell(source)})</i></td>"
-            lines += [f"<tr{colour}>", *cells, "</tr>"]
-    lines += ["</tbody></table>", f"<p><small>{_cell(result.provenance)}</small></p>"]
-    lines += [f'<p style="color:{style.RECORDED}"><small>{_cell(r.provenance)}</small></p>' for r in beside]
-    return "".join(lines)
-
-
-def _cell(text) -> str:
-    return html.escape(str(text)).replace("_", "_<wbr>")
+    nothing_here = all(v in result.reasons for v in result.values)
+    rows = [] if nothing_here and beside else result.summary()
+    colours = {}
+    for recorded in beside:
+        for row in recorded.summary():
+            name = f"{cell(row[result.variable])} <i>({cell(recorded.source)})</i>"
+            colours[len(rows)] = style.RECORDED
+            rows.append(row | {result.variable: Html(name)})
+    small = (f'<p style="color:{style.RECORDED}"><small>{cell(r.provenance)}</small></p>' for r in beside)
+    return html_table(rows, [result.provenance], colours) + "".join(small)
 
 
 @dataclass(frozen=True)
