@@ -1,5 +1,8 @@
 """A recorded trace on a time line: the host's phases and calls, the device, its gaps by cause. Nothing is measured."""
 
+import functools
+import re
+from collections import Counter
 from collections.abc import Mapping
 
 import ipywidgets as widgets
@@ -14,7 +17,7 @@ from perflab.show.explorer import Explorer
 from . import gaps
 from .trace import KERNEL, Trace
 
-ROWS = ("host", "calls", "device", "idle")
+LANES = ("host", "calls", "device", "idle")
 COLOURS = {
     gaps.HOST: style.PARTS[1],
     gaps.SYNC: style.BOUND,
@@ -27,40 +30,49 @@ COLOURS = {
 LABELLED = 0.08  # of the width: a narrower bar has no room for its name
 
 
-class Strip:
-    """The parts of a trace that are drawn, in seconds from the device's first event."""
+class TraceView:
+    """What is drawn of a trace, in seconds from the device's first event.
+
+    bars: lane, colour, and a row of start and end for each bar. phases: name, start and end.
+    """
 
     def __init__(self, trace: Trace):
         self.trace = trace
-        recording, main = trace.recording, trace.places.main
-        notes, calls, events = recording.notes, recording.calls, trace.events
-        own = (notes.thread == main) & ~recording.matching("^ProfilerStep#", notes)
-        named = {i: _phase(recording.names[notes.name[i]]) for i in np.flatnonzero(own).tolist()}
-        self.phases = [(*self._seconds(notes, i), name) for i, name in named.items() if name]
-        self.calls = self._spans(calls, np.ones(len(calls), bool))
-        self.kernels = self._spans(events, events.kind == KERNEL)
-        self.copies = self._spans(events, events.kind != KERNEL)
-        self.gaps = [(g.start_s, g.end_s, g.cause) for g in trace.gaps]
-        self.begin = min(0.0, min((s.start_s for s in trace.steps), default=0.0))
-        self.end = max(trace.span_s, max((s.end_s for s in trace.steps), default=0.0))
+        notes, events, names = trace.recording.notes, trace.events, trace.recording.names
+        is_torchs = trace.recording.matching(r"^(ProfilerStep#|Optimizer\.|$)", notes)  # inside the user's own phases
+        phases = notes[(notes.thread == trace.places.main) & ~is_torchs]
+        labels = [re.sub(r"^enumerate\(DataLoader\).*", "DataLoader", names[i]) for i in phases.name]
+        self.phases = [(label, *times) for label, times in zip(labels, self._seconds(phases).tolist(), strict=True)]
+        self.bars = [
+            ("host", "#d9d9d9", self._seconds(phases)),
+            ("calls", style.RECORDED, self._seconds(trace.recording.calls)),
+            ("device", style.HERE, self._seconds(events[events.kind == KERNEL])),
+            ("device", style.PARTS[2], self._seconds(events[events.kind != KERNEL])),
+        ]
+        for cause, colour in COLOURS.items():
+            times = [(gap.start_s, gap.end_s) for gap in trace.gaps if gap.cause == cause]
+            self.bars.append(("idle", colour, np.array(times).reshape(-1, 2)))
+        edges = [time for step in trace.steps for time in (step.start_s, step.end_s)]
+        self.begin, self.end = min([0.0, *edges]), max([trace.span_s, *edges])
 
-    def _seconds(self, spans, i: int) -> tuple[float, float]:
-        origin = self.trace.origin
-        return (int(spans.start[i]) - origin) / 1e9, (int(spans.end[i]) - origin) / 1e9
-
-    def _spans(self, spans, chosen: np.ndarray) -> np.ndarray:
-        origin = self.trace.origin
-        return np.stack([spans.start[chosen] - origin, spans.end[chosen] - origin], axis=1) / 1e9
+    def _seconds(self, spans: np.recarray) -> np.ndarray:
+        return (np.column_stack([spans.start, spans.end]) - self.trace.origin) / 1e9
 
     def busy_share(self, low: float, high: float) -> float:
         """Share of the window in which a kernel or a copy runs."""
         window = self.trace.origin + np.rint(np.array([[low], [high]]) * 1e9).astype(np.int64)
         return float(covered(self.trace.busy, *window)[0] / (1e9 * (high - low)))
 
+    def idle(self, low: float, high: float) -> dict[str, float]:
+        """Share of the window by cause, the largest first."""
+        shares: Counter[str] = Counter()
+        for gap in self.gaps(low, high):
+            shares[gap.cause] += (min(gap.end_s, high) - max(gap.start_s, low)) / (high - low)
+        return dict(shares.most_common())
 
-def _phase(name: str) -> str:
-    """An annotation as it is written on its bar; empty for torch's own around an optimizer's step, which is a phase."""
-    return "" if name.startswith("Optimizer.") else "DataLoader" if name.startswith("enumerate(DataLoader)") else name
+    def gaps(self, low: float, high: float) -> list[gaps.Gap]:
+        """Those that reach into the window."""
+        return [gap for gap in self.trace.gaps if gap.end_s > low and gap.start_s < high]
 
 
 def explore_trace(traces: Mapping[str, Trace]) -> Explorer:
@@ -70,24 +82,22 @@ def explore_trace(traces: Mapping[str, Trace]) -> Explorer:
     """
     if not traces:
         raise PerflabError("explore_trace needs at least one trace by name: read some of data/traces first.")
-    strips: dict[str, Strip] = {}
+    view_of = functools.cache(lambda name: TraceView(traces[name]))
 
     def draw(ax, name: str, begin: float, width_us: float) -> str:
-        strip = strips.setdefault(name, Strip(traces[name]))
-        low = strip.begin + begin * (strip.end - strip.begin)
+        view = view_of(name)
+        low = view.begin + begin * (view.end - view.begin)
         high = low + width_us / 1e6
-        _bars(ax, strip, low, high)
-        ax.set_yticks(range(len(ROWS)), ROWS)
-        ax.set_ylim(len(ROWS) - 0.4, -0.6)
+        _draw_bars(ax, view, low, high)
+        ax.set_yticks(range(len(LANES)), LANES)
+        ax.set_ylim(len(LANES) - 0.4, -0.6)
         ax.set_xlim(0, width_us)
         ax.grid(axis="y", visible=False)
         ax.set_xlabel("us", loc="left")  # the key stands to the right of it
-        ax.set_title(f"{name}, recorded on {strip.trace.name}: {1e3 * low:,.2f} ms after the device began")
-        seen = [(a, b, cause) for a, b, cause in strip.gaps if b > low and a < high]
-        style.key(
-            ax, {"kernel": style.HERE, "copy": style.PARTS[2]} | {c: COLOURS[c] for c in _causes(seen, low, high)}
-        )
-        return _caption(strip, seen, low, high)
+        ax.set_title(f"{name}, recorded on {view.trace.name}: {1e3 * low:,.2f} ms after the device began")
+        causes = {cause: COLOURS[cause] for cause in view.idle(low, high)}
+        style.key(ax, {"kernel": style.HERE, "copy": style.PARTS[2]} | causes)
+        return _caption(view, low, high)
 
     return Explorer(
         draw,
@@ -99,39 +109,23 @@ def explore_trace(traces: Mapping[str, Trace]) -> Explorer:
     )
 
 
-def _bars(ax, strip: Strip, low: float, high: float):
-    def bars(row: str, spans, colour: str, **how):
-        spans = np.asarray(spans).reshape(-1, 2)
-        seen = spans[(spans[:, 1] > low) & (spans[:, 0] < high)]
-        drawn = [(1e6 * (a - low), 1e6 * (b - a)) for a, b in seen.tolist()]
-        ax.broken_barh(drawn, (ROWS.index(row) - 0.35, 0.7), facecolors=colour, **how)
-
-    bars("host", [(a, b) for a, b, _ in strip.phases], "#d9d9d9", edgecolor="white")
-    for start, end, name in strip.phases:
-        a, b = max(start, low), min(end, high)
-        if b - a > LABELLED * (high - low):
-            ax.text(5e5 * (a + b - 2 * low), 0, name, ha="center", va="center", fontsize=8, clip_on=True)
-    bars("calls", strip.calls, style.RECORDED)
-    bars("device", strip.kernels, style.HERE)
-    bars("device", strip.copies, style.PARTS[2])
-    for cause, colour in COLOURS.items():
-        bars("idle", [(a, b) for a, b, c in strip.gaps if c == cause], colour)
+def _draw_bars(ax, view: TraceView, low: float, high: float):
+    for lane, colour, spans in view.bars:
+        shown = spans[(spans[:, 1] > low) & (spans[:, 0] < high)]
+        bars = 1e6 * np.column_stack([shown[:, 0] - low, shown[:, 1] - shown[:, 0]])
+        edge = "white" if lane == "host" else None
+        ax.broken_barh(bars, (LANES.index(lane) - 0.35, 0.7), facecolors=colour, edgecolor=edge)
+    for label, *times in view.phases:
+        start, end = np.clip(times, low, high)
+        if end - start > LABELLED * (high - low):
+            ax.text(5e5 * (start + end - 2 * low), 0, label, ha="center", va="center", fontsize=8, clip_on=True)
 
 
-def _causes(seen, low: float, high: float) -> dict[str, float]:
-    """Share of the window by cause, the largest first."""
-    sums: dict[str, float] = {}
-    for a, b, cause in seen:
-        sums[cause] = sums.get(cause, 0.0) + min(b, high) - max(a, low)
-    return {cause: s / (high - low) for cause, s in sorted(sums.items(), key=lambda item: -item[1])}
-
-
-def _caption(strip: Strip, seen, low: float, high: float) -> str:
-    causes = _causes(seen, low, high)
-    said = f"In view the device is busy {strip.busy_share(low, high):.0%} of the time."
-    idle = ", ".join(f"{cause} {share:.0%}" for cause, share in causes.items() if share >= 0.005)
+def _caption(view: TraceView, low: float, high: float) -> str:
+    busy = f"In view the device is busy {view.busy_share(low, high):.0%} of the time."
+    idle = ", ".join(f"{cause} {share:.0%}" for cause, share in view.idle(low, high).items() if share >= 0.005)
     if not idle:
-        return said
-    a, b, cause = max(seen, key=lambda gap: gap[1] - gap[0])
-    place = next((g.place for g in strip.trace.gaps if g.start_s == a and g.cause == cause), "")
-    return f"{said} Idle: {idle}. The longest gap in view: {quantity(b - a, 's')}, {cause}, {place}."
+        return busy
+    longest = max(view.gaps(low, high), key=lambda gap: gap.length_s)
+    length = quantity(longest.length_s, "s")
+    return f"{busy} Idle: {idle}. The longest gap in view: {length}, {longest.cause}, {longest.place}."

@@ -3,19 +3,18 @@
 What is timed is timed without the profiler; what the profiler says of gaps is refused where it made them.
 """
 
-import contextlib
 import gzip
-import itertools
 import json
 import os
 import re
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import torch
 
 from perflab.bench import files, progress, timing
@@ -23,10 +22,11 @@ from perflab.bench.profiler import exported, profiler
 from perflab.errors import PerflabError
 from perflab.launch.dispatch import check_callable
 
+from .host import STEP
+
 LIMIT = 1.15  # beyond it, gaps in a trace are partly the profiler's own (a tiny operator takes up to twice as long)
 MOST = 1000  # steps: all their events are held in memory
-STEP = "ProfilerStep#"
-FRAME = re.compile(r"\(\d+\): ")  # "train.py(27): step"
+NO_OPERATOR = re.compile(r"^ProfilerStep|^nn\.Module:|^[<\[]|\(\d+\): ")  # the last: "train.py(27): step"
 OPEN = "open https://ui.perfetto.dev in a browser and drop the file there: the page reads it here and sends nothing"
 
 
@@ -54,7 +54,7 @@ class Profiled:
         return self.profiled_s / (sum(self.plain_s) / 2)
 
     @property
-    def distrust(self) -> str:
+    def warning(self) -> str:
         """Why gaps in this trace are not to be believed, or "" where they are."""
         low, high = sorted(self.plain_s)
         if self.distortion > LIMIT:
@@ -77,14 +77,13 @@ class Profiled:
         """
         import pandas as pd
 
-        key = "self_device_s" if any(row["self_device_s"] for row in self.operators) else "self_host_s"
-        rows = sorted(self.operators, key=lambda row: -row[key])
-        whole = sum(row[key] for row in rows) or 1.0
-        shown = [row | {"share": row[key] / whole} for row in rows[:n]]
-        columns = ["operator", "calls", "self_host_s", "total_host_s", "self_device_s", "share"]
+        columns = ["operator", "calls", "self_host_s", "total_host_s", "self_device_s"]
+        table = pd.DataFrame(self.operators, columns=columns)
+        key = "self_device_s" if table.self_device_s.any() else "self_host_s"
+        table["share"] = table[key] / (table[key].sum() or 1.0)
         if key == "self_host_s":
-            columns.remove("self_device_s")
-        return pd.DataFrame(shown, columns=columns)
+            table = table.drop(columns="self_device_s")
+        return table.sort_values(key, ascending=False, kind="stable", ignore_index=True).head(n)
 
     def export(self, path: str | Path) -> str:
         """Write the trace where you say, for Perfetto; returns how to open it. Overwrites nothing.
@@ -92,23 +91,22 @@ class Profiled:
         The name of the computer and the place of the file are left out of it. Raises PerflabError for a
         place that cannot be written to, and for a name that Perfetto would not know.
         """
-        try:
-            path = Path(path).expanduser()
-        except (TypeError, RuntimeError) as e:
-            raise PerflabError(f"{path!r} is no path ({e}): take one such as run.json.gz.") from None
-        if not path.name.endswith((".json", ".json.gz")):
-            raise PerflabError(f"{path.name}: a trace is called something.json or something.json.gz.")
-        if os.path.lexists(path):
-            raise PerflabError(f"{path} exists and is not overwritten: take another name or remove it first.")
-        if not os.path.isdir(path.parent):
-            raise PerflabError(f"The folder {path.parent} does not exist: make it first, or take another.")
+        path = Path(os.path.expanduser(path))
+        refusals = {
+            "a trace is called something.json or something.json.gz": not path.name.endswith((".json", ".json.gz")),
+            "it exists and is not overwritten: take another name or remove it first": os.path.lexists(path),
+            "its folder does not exist: make it first, or take another": not os.path.isdir(path.parent),
+        }
+        for why, holds in refusals.items():
+            if holds:
+                raise PerflabError(f"{path}: {why}.")
         whole = json.loads(gzip.decompress(self.packed))
         whole.pop("host_name", None)
         text = json.dumps(whole | {"traceName": path.name}).encode()
         try:
             files.put(path, gzip.compress(text) if path.suffix == ".gz" else text)
-        except (OSError, ValueError) as e:
-            why = getattr(e, "strerror", None) or e
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
             raise PerflabError(f"{path} cannot be written ({why}): take another place.") from None
         return f"{path.name} is written: {OPEN}."
 
@@ -117,7 +115,7 @@ class Profiled:
         return f"Profiled({self.recorded} steps, {len(self.operators)} operators; distortion timed)"
 
     def __str__(self):
-        said = self.distrust or "the profiler hardly slows this loop, so that gaps in this trace are its own."
+        said = self.warning or "the profiler hardly slows this loop, so that gaps in this trace are its own."
         return f"{self.recorded} steps, profiled over plain {_times(self.distortion)}: {said}"
 
     def _repr_html_(self):
@@ -140,24 +138,25 @@ def profiled(step: Callable[[], object], steps: int = 5, warmup: int = 3, memory
     >>> print(profiled(step, steps=5))  # doctest: +SKIP
     """
     _checked(step, steps, warmup)
-    with progress.bar("profiling", "steps", 2 * warmup + 3 * steps) as told:  # told of nothing within what is timed
-        with _alone():
+    with progress.bar("profiling", "steps", 2 * warmup + 3 * steps) as bar:  # not told within what is timed
+        with _no_other_profiler():
             for _ in range(warmup):
                 step()
-                told.update()
-            before = _plain(step, steps)
-        told.update(steps)
-        seen, profiled_s = _under_profiler(step, steps, warmup, memory)
-        told.update(warmup + steps)
-        after = _plain(step, steps)
-    text = exported(seen)
-    names = {e.get("name", "") for e in json.loads(text)["traceEvents"] if e.get("cat") == "user_annotation"}
-    recorded, packed = sum(name.startswith(STEP) for name in names), gzip.compress(text.encode(), compresslevel=1)
+                bar.update()
+            before = _step_s(step, steps)
+        bar.update(steps)
+        finished, profiled_s = _under_profiler(step, steps, warmup, memory)
+        bar.update(warmup + steps)
+        after = _step_s(step, steps)
+    text = exported(finished)
+    events = json.loads(text)["traceEvents"]
+    recorded = len({event["name"] for event in events if event.get("name", "").startswith(STEP)})
     if recorded == 0:
         raise PerflabError(
             "0 steps were recorded: the schedule never became active; does step start or stop a profiler of its own?"
         )
-    return Profiled(steps, recorded, (before, after), profiled_s, tuple(_operators(seen)), packed)
+    packed = gzip.compress(text.encode(), compresslevel=1)
+    return Profiled(steps, recorded, (before, after), profiled_s, tuple(_operators(finished)), packed)
 
 
 def _checked(step, steps, warmup):
@@ -169,81 +168,52 @@ def _checked(step, steps, warmup):
         raise PerflabError("A profiler is already running, and there is one for a process: stop it first.")
 
 
-class _Pace:
+def _step_s(step, steps: int, between: Callable[[], object] = lambda: None) -> float:
     """Seconds of one step of a few: the median where each step ends when it returns, else their mean."""
-
-    def __init__(self):
-        timing.synchronize()
-        self.marks = [time.perf_counter()]
-
-    def step(self):
-        self.marks.append(time.perf_counter())
-
-    def end(self) -> float:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # kernels that still run belong to these steps
-            return (time.perf_counter() - self.marks[0]) / (len(self.marks) - 1)
-        return statistics.median(b - a for a, b in itertools.pairwise(self.marks))
-
-
-def _plain(step, steps: int) -> float:
-    pace = _Pace()
-    for _ in range(steps):
+    timing.synchronize()
+    marks = [time.perf_counter()]
+    for number in range(steps):
+        if number:
+            between()
         step()
-        pace.step()
-    return pace.end()
+        marks.append(time.perf_counter())
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # kernels that still run belong to these steps
+        return (time.perf_counter() - marks[0]) / steps
+    return float(np.median(np.diff(marks)))
 
 
 def _under_profiler(step, steps: int, warmup: int, memory: bool):
     """The profiler after its schedule has run, and the seconds of one recorded step."""
     plan = torch.profiler.schedule(wait=0, warmup=warmup, active=steps, repeat=1)
-    with profiler(schedule=plan, profile_memory=memory) as seen, _alone():
+    with profiler(schedule=plan, profile_memory=memory) as running, _no_other_profiler():
         for _ in range(warmup):
             step()
             timing.synchronize()  # or kernels that still run would be taken for those of the recorded steps
-            seen.step()
-        pace = _Pace()
-        for _ in range(steps - 1):
-            step()
-            seen.step()
-            pace.step()
-        step()
-        pace.step()
-        seconds = pace.end()
-        seen.step()  # takes the events in, which is no part of a step
-    return seen, seconds
+            running.step()
+        seconds = _step_s(step, steps, between=running.step)
+        running.step()  # takes the events in, which is no part of a step
+    return running, seconds
 
 
-@contextlib.contextmanager
-def _alone():
+def _no_other_profiler():
     """A profiler within a profiler crashes torch, so that one that `step` starts is a sentence instead."""
-    from torch.autograd.profiler import profile
-
-    plain = profile.__init__
 
     def refuse(*_, **__):
         raise PerflabError("step starts a profiler of its own, and there is one for a process: take it out of step.")
 
-    profile.__init__ = refuse
-    try:
-        yield
-    finally:
-        profile.__init__ = plain
+    return mock.patch.object(torch.autograd.profiler.profile, "__init__", refuse)
 
 
-def _operators(seen):
+def _operators(finished):
     """A row per operator, from torch's averages; Python frames and annotations are no operators."""
-    from torch.autograd import DeviceType
-
-    for e in seen.key_averages():
-        annotation = getattr(e, "is_user_annotation", False) or e.key.startswith("ProfilerStep")
-        python = FRAME.search(e.key) or e.key.startswith(("<", "nn.Module:"))
-        if e.device_type != DeviceType.CPU or annotation or python or e.key.startswith("["):
-            continue
-        yield {
-            "operator": e.key,
-            "calls": e.count,
-            "self_host_s": e.self_cpu_time_total / 1e6,
-            "total_host_s": e.cpu_time_total / 1e6,
-            "self_device_s": getattr(e, "self_device_time_total", 0.0) / 1e6,
-        }
+    for row in finished.key_averages():
+        annotation = getattr(row, "is_user_annotation", False) or NO_OPERATOR.search(row.key)
+        if row.device_type == torch.autograd.DeviceType.CPU and not annotation:
+            yield {
+                "operator": row.key,
+                "calls": row.count,
+                "self_host_s": row.self_cpu_time_total / 1e6,
+                "total_host_s": row.cpu_time_total / 1e6,
+                "self_device_s": getattr(row, "self_device_time_total", 0.0) / 1e6,
+            }

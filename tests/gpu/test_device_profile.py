@@ -59,7 +59,7 @@ def test_large_kernels_are_hardly_slowed_and_tiny_ones_are():
     large, small = profile.profiled(products()), profile.profiled(tiny)
     print(f"\nlarge {large}\ntiny {small}")
     assert large.distortion < 1.15 < small.distortion
-    assert "not gaps" in small.distrust
+    assert "not gaps" in small.warning
 
 
 def test_the_table_is_sorted_by_the_devices_own_time():
