@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what editors complete; at run time `__getattr__` loads a na
     from perflab.memory.peak import peak_step
     from perflab.roofline.precision import audit
     from perflab.roofline.work import counted
+    from perflab.start.board import board, scoreboard
     from perflab.start.split import split
     from perflab.trace.profile import profiled
     from perflab.trace.trace import read_trace
@@ -63,6 +64,8 @@ _LEARN = {
     "card": "learn.claims",
     "calibration": "learn.predict",
     "say": "learn.say",
+    "board": "start.board",
+    "scoreboard": "start.board",
 }
 _HOME = {**_MEASURE, **_EXAMINE, **_LEARN, "PerflabError": "errors"}  # name -> module
 

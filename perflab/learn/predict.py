@@ -2,15 +2,18 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import ipywidgets as widgets
 
 from perflab.bench import record
-from perflab.bench.estimate import LEAST, Estimate
+from perflab.bench.estimate import Estimate
 from perflab.bench.units import digits
 from perflab.errors import PerflabError
-from perflab.show import style
+from perflab.show.card import times
+from perflab.show.forms import Value, reveal
+from perflab.show.style import Picture
+from perflab.show.table import Answer
 
 
 def predict(question: str, low: float, high: float, unit: str = "") -> "Prediction":
@@ -32,12 +35,11 @@ class Prediction:
             raise PerflabError(f"predict needs low < high, not {low:g} and {high:g}.")
         self.question, self.low, self.high, self.unit = question, low, high, unit
         self.log = low > 0 and high / low >= 20
-        if self.log:
+        if self.log:  # a slider begins at its end: a middle would be a hint
             low10, high10 = math.log10(low), math.log10(high)
-            start = 10 ** ((low10 + high10) / 2)
-            self.slider = widgets.FloatLogSlider(start, min=low10, max=high10, step=(high10 - low10) / 200)
+            self.slider = widgets.FloatLogSlider(low, min=low10, max=high10, step=(high10 - low10) / 200)
         else:
-            self.slider = widgets.FloatSlider((low + high) / 2, min=low, max=high, step=(high - low) / 200)
+            self.slider = widgets.FloatSlider(low, min=low, max=high, step=(high - low) / 200)
         self.slider.readout_format = ".3g"
         self.slider.layout.width = "420px"
         self.lock = widgets.Button(description="Lock my guess", icon="lock")
@@ -62,54 +64,29 @@ class Prediction:
         self.slider.disabled = self.lock.disabled = True
         self.lock.description = "Locked"
 
-    @style.styled
-    def reveal(
-        self,
-        measured: Estimate,
-        bound: float | None = None,
-        beside: Mapping[str, Estimate] | None = None,
-    ) -> style.Picture:
-        """Guess, bound and measurement on one axis; recorded machines in grey. Blocks nothing, locked or not.
+    def reveal(self, measured: Estimate, bound: float | None = None) -> "Picture | Unguessed":
+        """The guess, the bound and the measurement on one axis; without a locked guess, one line of text.
 
         A locked guess is kept with the truth, once, for `calibration()`.
         """
+        where = "measured here" if measured.source == "here" else f"recorded on {measured.source}"
+        limits = f", at most {digits(bound)} by the bound" if bound is not None and math.isfinite(bound) else ""
+        if self.guess is None or measured.why:
+            answer = f"{measured}, {where}{limits}. No guess was locked."
+            return Unguessed(self.question, measured.why or answer)
         known = math.isfinite(measured.lo + measured.hi)  # a centre without an interval is no truth
-        answered = known and measured.source == "here" and self.guess is not None
-        if answered and not any(record.entries("reveals", self.question)):
+        if known and measured.source == "here" and not any(record.entries("reveals", self.question)):
             record.append("reveals", self.question, {"guess": self.guess, "truth": measured.mid})
-        estimates = {"measured here" if measured.source == "here" else measured.source: measured} | dict(beside or {})
-        points = {name: e for name, e in estimates.items() if not e.why}
-        fig = self._drawn(points, bound if bound is not None and math.isfinite(bound) else None, measured.why)
-        bounded = ", the bound dashed" if bound is not None else ""
-        return style.Picture.of(fig, f"{self.question} The guess and the measurement on one axis{bounded}.")
-
-    def _drawn(self, points: Mapping[str, Estimate], bound: float | None, why: str):
-        """The figure of points by name, of guess and bound where there are any, and of why nothing was measured."""
-        fig, ax = style.figure(height=2.1)
-        height = max(1, len(points))
-        for y, (name, e) in enumerate(points.items()):
-            _point(ax, y, name, e, self.unit)
-        if self.guess is not None:
-            ax.plot([self.guess], [0], "D", color=style.PARTS[1], markersize=8)
-            text = f"your guess: {digits(self.guess)}"
-            ax.annotate(text, (self.guess, 0), (0, -16), textcoords="offset points", ha="center")
-        if bound is not None:
-            ax.axvline(bound, color=style.BOUND, linestyle="--")
-            ax.annotate(f" bound {digits(bound)}", (bound, height - 0.35), color=style.BOUND, fontsize=9, va="top")
-        if self.log:
-            ax.set_xscale("log")
-            ax.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
-        marks = [e.mid for e in points.values()] + [x for x in (bound, self.guess) if x is not None]
-        low, high = min([self.low, *marks]), max([self.high, *marks])
-        ax.set_xlim((low / 1.3, high * 1.3) if self.log else (low, high + 0.05 * (high - low)))
-        ax.set_ylim(-0.7, height - 0.3)
-        ax.set_yticks([])
-        ax.set_xlabel(f"{self.question} {f'({self.unit})' if self.unit else ''}".strip())
-        if why:
-            ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", color=style.RECORDED, fontsize=9)
-        if self.guess is None:
-            ax.set_title("no guess was locked", color=style.RECORDED, fontsize=9)
-        return fig
+        return reveal(
+            self.question,
+            _distance(self.guess, measured),
+            self.guess,
+            Value(measured.mid, measured.lo, measured.hi),
+            bound=bound if limits else None,
+            text=times if self.unit == "times" else lambda x: f"{digits(x)} {self.unit}".rstrip(),
+            log=self.log,
+            note=f"{where.capitalize()}. Thin line: 95 % interval.",
+        )
 
     def __repr__(self):
         return f"Prediction({self.question} {self.low:g} to {self.high:g} {self.unit})".replace(" )", ")")
@@ -119,15 +96,33 @@ class Prediction:
         return {"application/vnd.jupyter.widget-view+json": view, "text/plain": repr(self)}
 
 
-def _point(ax, y: int, name: str, e: Estimate, unit: str):
-    """One estimate in its row, with its interval where it has one; a recorded machine's in grey."""
-    colour = style.HERE if name == "measured here" else style.RECORDED
-    spread = [[e.mid - e.lo], [e.hi - e.mid]] if math.isfinite(e.lo + e.hi) else None
-    ax.errorbar([e.mid], [y], xerr=spread, fmt="o", color=colour, capsize=4)
-    yet = "" if e.exact or e.n >= LEAST else ", no interval yet"
-    text = f"{name}: {digits(e.mid)} {unit}".rstrip() + yet
-    plate = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-    ax.annotate(text, (e.mid, y), (0, 7), textcoords="offset points", color=colour, ha="center", bbox=plate)
+@dataclass(frozen=True)
+class Unguessed(Answer):
+    """What stands in place of the figure where no guess was locked."""
+
+    question: str
+    sentence: str
+
+    def __repr__(self):
+        return f"Reveal: {self.question}"
+
+    def __str__(self):
+        return f"{self.question} {self.sentence}"
+
+
+def _distance(guess: float, measured: Estimate) -> str:
+    """How far off a guess was, in words."""
+    if measured.lo <= guess <= measured.hi:
+        return "Your guess lies within the interval."
+    side = "high" if guess > measured.mid else "low"
+    if guess <= 0 or measured.mid <= 0:
+        return f"Your guess was too {side}."
+    off = max(guess / measured.mid, measured.mid / guess)
+    return (
+        f"Your guess was {digits(off)} times too {side}."
+        if off >= 1.995
+        else f"Your guess was {off - 1:.0%} too {side}."
+    )
 
 
 def calibration() -> str:

@@ -108,6 +108,13 @@ class Problem:
     solution: str
 
 
+def _left_open(answer) -> bool:
+    """Do the three dots still stand in the answer, or in a part of it?"""
+    if isinstance(answer, Mapping):
+        return any(map(_left_open, answer.values()))
+    return answer is ... or (isinstance(answer, list | tuple) and any(map(_left_open, answer)))
+
+
 class Question:
     """One exercise as a notebook shows it."""
 
@@ -116,8 +123,10 @@ class Question:
 
     def check(self, answer=...) -> Outcome:
         """Judge an answer. Left at `...` it is "Not yet"; an answer that raises hears what it raised."""
-        if answer is ... or answer is None:
-            return Outcome(NOT_YET, "put your answer in place of the three dots, and run the cell again.")
+        if answer is None or _left_open(answer):
+            return Outcome(
+                NOT_YET, f"{self.problem.task} Put your answer in place of the three dots, and run the cell."
+            )
         try:
             return self.problem.check(answer)
         except (Exception, SystemExit) as e:

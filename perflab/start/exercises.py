@@ -1,13 +1,14 @@
 """Exercises of notebook 00: a bound before the change, and a loader that loads ahead."""
 
 import contextlib
+import math
 import multiprocessing
 import time
 from collections.abc import Iterable
 from multiprocessing.pool import ThreadPool
 
 from perflab.bench.study import vary
-from perflab.learn.question import INCORRECT, Outcome, Problem, numeric, takes, timed
+from perflab.learn.question import CORRECT, INCORRECT, Outcome, Problem, as_number, numeric, takes, timed
 
 _STEP_MS = 60 + 5 + 35 / 2
 _NEW_STEP = "that is the new step; the question is how many times faster it is."
@@ -85,6 +86,42 @@ def _prefetched(answer) -> Outcome:
     )
 
 
+# Three splits in percent, what to try first, and how many times as fast the step becomes at most.
+SPLITS = {
+    "A": "wait 61, copy 3, host 3, device 33",
+    "B": "wait 1, copy 0, host 47, device 52",
+    "C": "wait 1, copy 0, host 5, device 94",
+}
+FIRST = {"A": ("load faster", 1 / 0.39), "B": ("launch less", 1 / 0.53), "C": ("cheaper arithmetic", 1 / 0.06)}
+CURES = {"load faster": "wait", "launch less": "host", "cheaper arithmetic": "device"}
+
+
+def _diagnosed(answer) -> Outcome:
+    if not isinstance(answer, dict) or set(answer) != set(FIRST):
+        return Outcome(INCORRECT, "the answer is a dict with the keys A, B and C.")
+    for split, (cure, most) in FIRST.items():
+        if not isinstance(answer[split], tuple) or len(answer[split]) != 2:
+            return Outcome(INCORRECT, f'each answer is a pair, such as ("load faster", 1.5), not {answer[split]!r}.')
+        tried, times = answer[split][0], as_number(answer[split][1])
+        if tried not in CURES:
+            return Outcome(INCORRECT, f"{split}: {tried!r} is none of {', '.join(CURES)}.")
+        if tried != cure:
+            return Outcome(INCORRECT, f"{split}: {_too_small(split, tried)}")
+        if cure == "cheaper arithmetic" and times >= 1:
+            continue  # how much cheaper it becomes, no split says
+        if times < 1 or times > 20:
+            return Outcome(INCORRECT, f"{split}: the bound is a factor: 1 / (1 - share).")
+        if not math.isclose(times, most, rel_tol=0.04):
+            return Outcome(INCORRECT, f"{split}: the part is right; its bound is 1 / (1 - share of {CURES[cure]}).")
+    return Outcome(CORRECT, "each cure helps one part alone, and the split says which part is worth one.")
+
+
+def _too_small(split: str, cure: str) -> str:
+    part = CURES[cure]
+    share = next(int(text.split()[1]) for text in SPLITS[split].split(", ") if text.startswith(part))
+    return f"{part} is {share} % of that step, so to {cure} brings at most {100 / (100 - share):.2f} times."
+
+
 PROBLEMS = {
     "00.1": Problem(
         "A step takes 100 ms: it waits 60 ms for data, copies for 5 ms and computes for 35 ms, one after the "
@@ -95,6 +132,18 @@ PROBLEMS = {
             "The waiting and the copy stay. What is left of the 35 ms, and what do the three add up to?",
         ),
         "100 / (60 + 5 + 35 / 2)",
+    ),
+    "00.3": Problem(
+        "Three splits of a training step, in percent. "
+        + " ".join(f"{name}: {split}." for name, split in SPLITS.items())
+        + f" For each: what do you try first ({', '.join(CURES)}), and at most how many times as fast is the step "
+        "then?",
+        _diagnosed,
+        (
+            "Look for the largest part of each split, and for the cure that makes this part cheaper.",
+            "A part with the share f that becomes free leaves 1 - f of the time.",
+        ),
+        '{"A": ("load faster", 2.6), "B": ("launch less", 1.9), "C": ("cheaper arithmetic", 16.7)}',
     ),
     "00.2": Problem(
         "Write a function that takes a loader and yields the same batches in the same order, but loads the "

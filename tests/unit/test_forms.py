@@ -1,5 +1,6 @@
 """The forms of figures under hard inputs: no text collides, leaves the card, or is too small."""
 
+import itertools
 import random
 
 import pytest
@@ -79,7 +80,7 @@ def _reveal(dice, words):
     return forms.reveal(*words, _number(dice), Value(_number(dice)), bound=bound, log=dice.random() < 0.7)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("form", [_comparison, _groups, _ladder, _parts, _curve, _lanes, _reveal])
 def test_no_text_meets_another(form, seed):
     dice = random.Random(seed)
@@ -103,7 +104,7 @@ def test_what_is_compared_is_stable_text_and_what_was_seen_is_heard():
 
 def test_what_is_spread_keeps_its_order_and_does_not_overlap():
     places = spread([1.0, 1.0, 1.05, 3.0], [0.3] * 4, 0.0, 4.0)
-    assert places == sorted(places) and min(b - a for a, b in zip(places, places[1:], strict=False)) >= 0.3 - 1e-6
+    assert places == sorted(places) and min(b - a for a, b in itertools.pairwise(places)) >= 0.3 - 1e-6
 
 
 @pytest.mark.parametrize(
