@@ -30,7 +30,7 @@ def say(sentence: str, *figures: Callable[[Result], object], of: Result | None =
     if of is None:
         plain, lines = _FIGURE.sub("#", _NO_INTERVAL.sub("# to #", sentence)), [sentence]
     else:
-        plain = sentence.format(*("#" for _ in figures))
+        plain = re.sub(r"\{[^}]*\}", "#", sentence)
         lines = [_of_machine(result, sentence.format(*(f(result) for f in figures))) for result in _known(of)]
     shown = "<br>".join(html.escape(line) for line in lines)
     display({"text/plain": plain, "text/html": f"<p>{shown}</p>"}, raw=True)

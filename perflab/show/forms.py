@@ -112,8 +112,8 @@ def comparison(
     return card.picture([f"{row.group}, {row.name}: {row.text}, {row.side}" for row in rows])
 
 
-def _bars(card: Card, rows: Sequence[Row], centres, left: float, right: float, ratio=False, whole=0.0, target=0.0):
-    """The bars of rows, their names, texts and bounds. A text that would lie on the target stands behind it."""
+def _bars(card: Card, rows: Sequence[Row], centres, left: float, right: float, ratio=False, whole=0.0):
+    """The bars of rows, their names, texts and bounds. A text that would lie on its bound stands behind it."""
     ax = card.axes(left, right, card.bottom - card.top)
     ax.spines["bottom"].set_visible(False)
     values = [x for row in rows for x in (row.value.mid, _end(row.value), row.bound or 0.0)]
@@ -121,7 +121,7 @@ def _bars(card: Card, rows: Sequence[Row], centres, left: float, right: float, r
     text = max(max(width(row.text, BODY, "bold"), width(row.other_text)) for row in rows) + 0.2
     part = max(0.25, 1 - text / (right - left))  # of the axes, for the bars
     start = 1.0 if ratio else 0.0
-    highest = max(*values, whole, target, start)
+    highest = max(*values, whole, start)
     if ratio:
         low = min(1.0, *(x for x in values if x > 0)) / 1.1
         ax.set(xscale="log", xlim=(low, low * (highest / low) ** (1 / part)))
@@ -137,9 +137,10 @@ def _bars(card: Card, rows: Sequence[Row], centres, left: float, right: float, r
         _whisker(ax, row.value, y)
         if row.bound:
             ax.plot([row.bound] * 2, [y - 0.14, y + 0.14], color=LIMIT, linewidth=2.2)
-        end = max(_end(row.value), row.bound or 0.0, start)
-        reach = end + (width(row.text, BODY) + 0.15) / (right - left) * ax.get_xlim()[1]
-        at = target if target and end <= target < reach else end
+        end = max(_end(row.value), start)
+        room = (width(row.text, BODY) + 0.15) / (right - left) * ax.get_xlim()[1]
+        at = row.bound if row.bound and (ratio or end - room < row.bound < end + room) else end
+        at = max(at, end)
         _beside(ax, row.text, at, y, fontsize=BODY, weight=weight(row.text))
         if row.other:
             ax.barh(centres[k] + 0.13, row.other.mid - start, left=start, height=0.1, color=OTHER)

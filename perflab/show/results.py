@@ -1,6 +1,7 @@
 """A Result in one of the forms: `compared` for variants, `along` for numbers. Recorded machines stand beside it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from perflab.bench import record
 from perflab.bench.estimate import Estimate
@@ -10,6 +11,25 @@ from perflab.bench.units import quantity, step_of
 from .card import BASE, LIMIT, LINES, OTHER, SUBJECT, times
 from .forms import Line, Row, Value, comparison, curve
 from .style import Picture
+from .table import Answer
+
+
+@dataclass(frozen=True)
+class Undrawn(Answer):
+    """What stands in place of a figure where nothing was measured: its title, and why."""
+
+    title: str
+    why: str
+
+    def __repr__(self):
+        return f"Figure: {self.title}"
+
+    def __str__(self):
+        return f"{self.title}: not measured here ({self.why})."
+
+
+def _undrawn(result: Result, title: str) -> Undrawn:
+    return Undrawn(title, "; ".join(dict.fromkeys(result.reasons.values())) or result.stopped)
 
 
 def compared(
@@ -21,12 +41,14 @@ def compared(
     names: Mapping[object, str] | None = None,
     base: object = None,
     whole: float = 0.0,
-) -> Picture:
+) -> Picture | Undrawn:
     """The values of a result as bars, each metric with the unit of its name.
 
     metric: its main one by default; several, each with its words, make a group of bars for each value.
     names: values in the reader's words. base: the value that the factors at the right are counted from; it is light.
     """
+    if not result.measured:
+        return _undrawn(result, title)
     words = {label(value): text for value, text in (names or {}).items()}
     metrics = dict(metric) if isinstance(metric, Mapping) else {metric or result.drawn[0]: ""}
     other = next(iter(record.beside(result)), None) if result.source == "here" else None
@@ -61,8 +83,10 @@ def along(
     log_y: bool = False,
     x_text: Callable[[float], str] | None = None,
     marks: Sequence[tuple[float, str]] = (),
-) -> Picture:
+) -> Picture | Undrawn:
     """A metric over values that are numbers. lines: models and bounds by name, as functions of the value, dashed."""
+    if not result.measured:
+        return _undrawn(result, title)
     metric = metric or result.drawn[0]
     shown = [result, *(record.beside(result) if result.source == "here" else [])]
     xs = [float(value) for value in result.measured]

@@ -159,7 +159,7 @@ class Size:
 
 GPU = Size(side=224, width=384, depth=12, heads=6, batch=64, photos=512, workers=2)  # ViT-S/16
 SMALL_GPU = replace(GPU, batch=16)
-CPU = Size(side=96, width=64, depth=2, heads=2, batch=16, photos=64, workers=0)
+CPU = Size(side=96, width=64, depth=2, heads=2, batch=8, photos=64, workers=0)
 SMALL_BYTES = 15 * 2**30
 EPOCH_BATCHES = 100
 
@@ -215,7 +215,6 @@ class Loop:
 
     workers: int = field(default_factory=lambda: size().workers)  # 01
     decode: str = "full"  # 01: "full", "draft" (the same files, decoded smaller) or "stored" (decoded beforehand)
-    threads: int | None = None  # 01: of the main process; None leaves it to torch
     uint8: bool = False  # 02: the workers hand over bytes, the device normalises
     kept: bool = False  # 02: workers live on after an epoch
     prefetch: int = 2  # 02: batches ahead of each worker
@@ -303,12 +302,12 @@ class Trainer:
 
     @contextlib.contextmanager
     def settings(self):
-        """What the loop sets for the whole process, for a while: TF32 and the number of threads."""
+        """What the loop sets for the whole process, for a while: TF32, and one thread on a CPU."""
         matmul, convolution, threads = torch.backends.cuda.matmul, torch.backends.cudnn, torch.get_num_threads()
         before = matmul.allow_tf32, convolution.allow_tf32
         matmul.allow_tf32 = convolution.allow_tf32 = self.loop.tf32
-        if self.loop.threads:
-            torch.set_num_threads(self.loop.threads)
+        if self.device == "cpu":
+            torch.set_num_threads(1)  # the tiny model gains nothing from more
         try:
             yield
         finally:

@@ -20,9 +20,11 @@ from perflab.bench.estimate import CANNOT, HOLDS, Estimate, Finding
 from perflab.bench.result import Result
 from perflab.bench.settings import budget
 from perflab.bench.study import vary
+from perflab.bench.units import quantity
 from perflab.errors import PerflabError
 
 PARTS = ("wait", "copy", "host", "device")
+WORDS = {"wait": "waiting for data", "copy": "copy", "host": "host", "device": "GPU busy"}
 AS_IS, CACHED, ON_DEVICE, PROFILED = "as it is", "one batch again", "batch on the device", "profiled"
 # What an intervention changes besides what it takes away: a share of a step, and the seconds that waking up
 # after a pause costs; together at most a twentieth of a step.
@@ -113,13 +115,29 @@ class Split:
     def _ipython_display_(self):
         from IPython.display import display
 
-        from perflab.show import shares
-
         shown = f'<pre style="font-family:monospace;white-space:pre-wrap">{html.escape(str(self))}</pre>'
         display({"text/plain": repr(self), "text/html": shown}, raw=True)
-        rows = {"this machine" if s.result.source == "here" else s.result.source: s.known() for s in self.beside()}
-        if any(rows.values()):
-            display(shares.bar(rows, PARTS))
+        if self.known() or self.beside()[1:]:
+            display(self.picture())
+
+    def picture(self) -> "Picture":
+        """The shares as bars, this machine's above those of recorded ones."""
+        from perflab.show.forms import parts  # matplotlib: not every split is drawn
+
+        rows = {}
+        for one in self.beside():
+            name = "this machine" if one.result.source == "here" else one.result.source
+            if known := one.known():
+                rows[name] = {WORDS[part]: max(0.0, share.mid) for part, share in known.items()}
+        first = next(one for one in self.beside() if one.known())
+        wait = first.share("wait")
+        sentence = f"{wait.mid:.0%} of {quantity(first.step.mid, 's')} is waiting for data"
+        if not first.share("device").why:
+            sentence += f"; the GPU works {first.share('device').mid:.0%} of the time"
+        if wait.mid > 0.05:
+            sentence += f". Free data would make the step {first.bound('wait').mid:.1f} times as fast"
+        note = "Host: Python and the start of kernels; on a CPU its arithmetic, too."
+        return parts("Where one training step goes", f"{sentence}.", rows, note=note, least=0.01)
 
     def beside(self) -> list["Split"]:
         """This split, and those of recorded machines of the same study."""
