@@ -68,7 +68,8 @@ def normalise(nb: NotebookNode) -> NotebookNode:
     _give_ids(nb.cells)
     for cell in nb.cells:
         tags = sorted(set(cell.metadata.get("tags", [])))
-        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        kept = {"tags": tags, "figures": cell.metadata.get("figures")}
+        cell.metadata = nbformat.from_dict({name: value for name, value in kept.items() if value})
         if cell.cell_type == "code":
             cell.outputs = _outputs(cell.outputs)
     return nb

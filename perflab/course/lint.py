@@ -1,5 +1,6 @@
 """What a committed notebook must keep to. It reads files only; nothing is run here."""
 
+import ast
 import re
 import statistics
 from collections.abc import Iterable, Iterator
@@ -7,6 +8,12 @@ from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
+
+from perflab.bench import record
+from perflab.bench.result import Result
+from perflab.errors import PerflabError, first_line
+from perflab.start.board import Board
+from perflab.start.split import Split
 
 from .form import WIDGET_VIEW, as_text, normalise, notebook_files, read
 from .kernel import cell_name
@@ -121,11 +128,79 @@ def _prose(cell: NotebookNode) -> Iterator[str]:
     yield from _unknown_tags(set(cell.metadata.get("tags", [])))
     # Neither a link's target nor an attribute is prose.
     text = re.sub(r"\]\([^)]*\)|</?[a-zA-Z][^>]*>", " ", cell.source)
+    tied = cell.metadata.get("figures", {})
     if not cell.source.rstrip().endswith(DEFINITION):
         for found in MEASURED.finditer(text):
-            yield (
-                f"prose types a number with a unit, {found.group().strip()!r}; "
-                f"let a code cell say it, or end the cell with {DEFINITION}"
-            )
+            if not any(found.group().strip() in figure for figure in tied):
+                yield (
+                    f"prose types a number with a unit, {found.group().strip()!r}; let a code cell say it, tie it to "
+                    f"the record in the cell's metadata, or end the cell with {DEFINITION}"
+                )
+    yield from _untrue(cell.source, tied)
     if re.search(r"!\[\s*\]\(", cell.source) or BARE_IMAGE.search(cell.source):
         yield "a picture without alternative text"
+
+
+# -- figures of prose, tied to the record
+
+UNITS = {"%": 100.0, "ms": 1e3, "us": 1e6, "GB/s": 1e-9, "TB/s": 1e-12, "TFLOP/s": 1e-12, "MiB": 2.0**-20}
+PLAIN = (
+    ast.Expression,
+    ast.Call,
+    ast.Attribute,
+    ast.Name,
+    ast.Constant,
+    ast.keyword,
+    ast.BinOp,
+    ast.operator,
+    ast.Load,
+)
+
+
+def _untrue(text: str, tied: dict[str, str]) -> Iterator[str]:
+    """What the record does not say: `tied` maps a figure of the text ("61 %") to an expression over the record.
+
+    Expressions know result(study), split(study) and board(chapter) of the first recorded machine.
+    """
+    for figure, expression in tied.items():
+        if figure not in text:
+            yield f"the figure {figure!r} is tied to the record, but does not stand in the text"
+            continue
+        number = re.search(r"-?\d[\d,]*\.?\d*", figure)
+        digits = number.group().replace(",", "")
+        last_place = 10.0 ** -len(digits.partition(".")[2])
+        try:
+            recorded = _looked_up(expression)
+        except Exception as error:
+            yield f"the figure {figure!r} cannot be looked up: {first_line(error)}"
+            continue
+        unit = figure[number.end() :].strip().split(" ")[0]
+        value = getattr(recorded, "mid", recorded) * UNITS.get(unit, 1.0)
+        if not abs(value - float(digits)) <= 0.501 * last_place:
+            yield f"the figure {figure!r} is {value:.4g} in the record: mend the sentence"
+
+
+def _looked_up(expression: str):
+    """The value of an expression that only calls, and computes; a notebook that somebody sent runs nothing else."""
+    tree = ast.parse(expression, mode="eval")
+    for node in ast.walk(tree):
+        if not isinstance(node, PLAIN) or getattr(node, "attr", "").startswith("_"):
+            raise PerflabError(f"{expression!r} is more than a look-up")
+    known = {"result": _recorded, "split": _split, "board": _board, "__builtins__": {}}
+    return eval(compile(tree, "figure", "eval"), known)
+
+
+def _recorded(study: str, version: int = 1, **fixed) -> Result:
+    (machine, *_) = record.machines()
+    result = record.recorded(machine, study, version, fixed)
+    if result is None:
+        raise PerflabError(f"{study} is not recorded on {machine}")
+    return result
+
+
+def _split(study: str) -> Split:
+    return Split(_recorded(study))
+
+
+def _board(chapter: str) -> Board:
+    return Board(_recorded(f"{chapter}.board"))

@@ -120,7 +120,7 @@ class Split:
         if self.known() or self.beside()[1:]:
             display(self.picture())
 
-    def picture(self) -> "Picture":
+    def picture(self):
         """The shares as bars, this machine's above those of recorded ones."""
         from perflab.show.forms import parts  # matplotlib: not every split is drawn
 

@@ -50,6 +50,22 @@ PLANTED = {
         "7 lines in the median",
     ),
     "a measured number": (lambda nb: nb.cells[0].update(source="It takes 3.2 ms."), "'3.2 ms'"),
+    "a figure without a record": (
+        lambda nb: nb.cells[0].update(source="It takes 3.2 ms.", metadata={"figures": {"3.2 ms": "result('no.such')"}}),
+        "no.such is not recorded",
+    ),
+    "a figure that the record does not have": (
+        lambda nb: nb.cells[0].update(source="It takes 3.2 ms.", metadata={"figures": {"3.2 ms": "0.0041 + 0"}}),
+        "is 4.1 in the record",
+    ),
+    "a figure that does not stand there": (
+        lambda nb: nb.cells[0].update(metadata={"figures": {"61 %": "0.61 + 0"}}),
+        "does not stand in the text",
+    ),
+    "a figure that runs code": (
+        lambda nb: nb.cells[0].update(source="61 %", metadata={"figures": {"61 %": "[x for x in (1,)]"}}),
+        "more than a look-up",
+    ),
     "a bare figure": (
         lambda nb: show(nb, image_png=PIXEL, text_plain="<Figure size 640x480 with 1 Axes>"),
         "without alternative text",
