@@ -196,7 +196,7 @@ def main(folder: Path):
     try:
         outcome = cloudpickle.dumps((f(*args), ""))
     except Exception as e:
-        outcome = cloudpickle.dumps((None, str(e) if isinstance(e, PerflabError) else first_line(e)))
+        outcome = cloudpickle.dumps((None, first_line(e)))
     files.put(folder / "outcome", outcome)
 
 

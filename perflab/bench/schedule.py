@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from perflab.errors import PerflabError
+from perflab.errors import first_line
 
 from . import cleanup, conditions, device_lock, interrupt, machine, record, timing
 from .estimate import interval
@@ -87,7 +87,7 @@ class Schedule:
         try:
             self.stack.close()
         except BaseException as e:
-            record.once(f"{self.job.study}: a prepared value did not close: {_first_line(e)}")
+            record.once(f"{self.job.study}: a prepared value did not close: {first_line(e)}")
         cleanup.release()
 
     def _close(self, prepared):
@@ -96,10 +96,10 @@ class Schedule:
             if self.job.prepare:
                 cleanup.close(prepared)
         except BaseException as e:
-            record.once(f"{self.job.study}: a prepared value did not close: {_first_line(e)}")
+            record.once(f"{self.job.study}: a prepared value did not close: {first_line(e)}")
 
     def _failed(self, name: str, when: str, error: Exception):
-        self.result.reasons[name] = f"{when}: {_first_line(error)}"
+        self.result.reasons[name] = f"{when}: {first_line(error)}"
         error.__traceback__ = None  # its frames hold tensors and workers
         self._close(self.ready.pop(name, None))
         cleanup.release()
@@ -245,15 +245,6 @@ class Schedule:
 def _short(x: float) -> float:
     """Seven significant digits: more would only make files larger."""
     return float(f"{float(x):.7g}")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    if lines and lines[0].startswith("Caught ") and len(lines) > 1:  # torch, of an error in a worker
-        return f"{lines[-1][:200]} (in a DataLoader worker)"
-    if isinstance(error, PerflabError):  # its sentence says all
-        return lines[0][:300]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
 def _usable_threads() -> int:

@@ -1,6 +1,9 @@
-"""Numbers with units, written one way everywhere."""
+"""Numbers with units, written and read one way everywhere."""
 
 import math
+import re
+
+from perflab.errors import PerflabError
 
 _STEPS = {
     "s": [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")],
@@ -41,6 +44,14 @@ def as_printed(x: float, unit: str) -> str:
     """A maker's figure with its own digits: 989.5 TFLOP/s, where `quantity` would round."""
     factor, name = step_of(x, unit)
     return f"{x / factor:,.6g} {name}"
+
+
+def nbytes_of(size: str) -> int:
+    """ "64 KiB" as bytes. Raises PerflabError for anything else than a number and KiB, MiB or GiB."""
+    match = re.fullmatch(r"(\d+) ([KMG]iB)", str(size))
+    if match is None:
+        raise PerflabError(f'The size {size!r} is unknown: write it as "64 KiB", "16 MiB" or "1 GiB".')
+    return int(match[1]) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[match[2]]
 
 
 def on_axis(x: float) -> str:

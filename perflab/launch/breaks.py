@@ -5,37 +5,52 @@ code, so that nothing that is compiled in this process is lost or found.
 """
 
 import contextlib
+import functools
 import inspect
 import logging
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from perflab.bench.code import Place, is_own, place
 from perflab.errors import PerflabError
 
-from . import given
+from .dispatch import check_callable
 
 _LOUD = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch._logging", "torch.fx")
 _BREAKS_LOG = "torch._dynamo.symbolic_convert.__graph_breaks"
+_BLACK_BOX = "the compiler cannot look into it"
+# Words in torch's reason for a break, the operator as it is written (or the group `op` of the words), and the cause.
+_WORDS = [
+    (r"Tensor\.item\(\)|_local_scalar_dense|item\(", ".item()", "it reads a number from a tensor"),
+    (r"generic_jump|[Dd]ata-dependent (branching|jump)", "if on a tensor", "which way to go depends on the data"),
+    (r"tolist|to_list", ".tolist()", "it reads numbers from a tensor"),
+    (r"builtin operator `print`", "print", "it writes to the screen, which no kernel can do"),
+    (r"logging\.Logger", "logging", "it writes a log, which no kernel can do"),
+    (r"requires_grad_\(\) intermediate", ".requires_grad_()", "a tensor made here asks for gradients"),
+    (r"backward\(\)", ".backward()", "the backward pass is not compiled with the code around it"),
+    (r"graph_break\(\)", "graph_break()", "it asks for one"),
+    (r"Dynamic shape operator.*?`aten\.(?P<op>\w+)", "", "the size of its result depends on the data"),
+    (r"builtin operator `(?P<op>[\w.]+)`", "", _BLACK_BOX),
+    (r"builtin `(?:<unknown module>\.)?(?P<op>[\w.]+?)\.?`", "", _BLACK_BOX),
+    (r"(?:qualname|method|function)[: `]+(?P<op>[\w.]+)", "", _BLACK_BOX),
+]
 
 
 @dataclass(frozen=True)
 class Break:
-    """A graph break: `operator` as it is written, the cause in plain words, and the line."""
+    """A graph break: `operator` as it is written, the cause in plain words, and where."""
 
     operator: str
     cause: str
-    file: str
-    line: int
+    place: Place
 
     def __str__(self) -> str:
-        return f"{self.operator} ({Place(self.file, self.line)}): {self.cause}"
+        return f"{self.operator} ({self.place}): {self.cause}"
 
 
 @dataclass(frozen=True)
@@ -76,57 +91,77 @@ class Recompiles:
         return "\n".join(lines)
 
 
-class NotingBackend:
-    """A backend that compiles with `compiler` and notes each graph, each run of one, and each break."""
+def breaks(call: Callable, *inputs) -> tuple[Break, ...]:
+    """Where compiling `call(*inputs)` stops and goes on anew: operator, cause and place. Needs no compiler."""
+    check_callable(call)
+    with silenced() as found:
+        torch.compile(fresh_code(call), backend=CountingBackend())(*inputs)
+    return tuple(found)
 
-    def __init__(self, compiler: Callable):
+
+def recompiles(call: Callable, inputs: Iterable, dynamic: bool | None = None) -> Recompiles:
+    """Call `call(*inputs[0])`, `call(*inputs[1])`, ... compiled, and say when it was compiled anew and why.
+
+    inputs: one tuple of inputs a call. dynamic: as of torch.compile; False gives each size a graph of its
+    own. Graphs run operator by operator, so that no compiler is needed.
+    """
+    check_callable(call)
+    rows = [row if isinstance(row, tuple | list) else (row,) for row in inputs]
+    if not rows:
+        raise PerflabError("recompiles needs a list with the inputs of at least one call: [(x,), (y,)].")
+    from torch import _dynamo
+
+    backend, guards, how, failed = CountingBackend(), [], [], []
+    forget_sizes()
+    with silenced():
+        ready = _dynamo.optimize(backend, dynamic=dynamic, guard_fail_fn=guards.append)(fresh_code(call))
+        for k, row in enumerate(rows):
+            graphs, runs = backend.graphs, backend.runs
+            guards.clear()
+            ready(*row)
+            if backend.graphs > graphs:
+                how.append("compiled")
+            else:
+                how.append("reused" if backend.runs > runs else "eager")
+            if guards and how[-1] != "reused":
+                failed.append(_guard(k, [str(guard.reason) for guard in guards], call, row))
+    return Recompiles(backend.graphs, tuple(how), tuple(failed), _dynamo.config.recompile_limit)
+
+
+class CountingBackend:
+    """A backend that counts graphs. It compiles with `compiler`, or else runs a graph operator by operator, as the
+    backend "eager" does, and counts the runs."""
+
+    def __init__(self, compiler: Callable | None = None):
         self.compiler = compiler
         self.graphs = self.runs = 0
-        self.breaks: list[Break] = []
-        self.lacks = ""
 
     def __call__(self, graph, inputs):
         self.graphs += 1
-        reason = getattr(graph, "compile_subgraph_reason", None)
-        if reason is not None and reason.graph_break:
-            self.broke(str(reason.reason), [(f.filename, f.lineno) for f in reason.user_stack or ()])
-        return self.compiler(self, graph, inputs)
+        return self.compiler(graph, inputs) if self.compiler else functools.partial(self._run, graph)
 
-    def broke(self, reason: str, frames: list[tuple[str, int]]):
-        """Note a break, whose (path, line) frames stand outermost first."""
-        own = next((frame for frame in reversed(frames) if is_own(frame[0])), ("", 0))
-        here = place(*own)
-        file, line = Path(here.file).name, here.line
-        if any(path == logging.__file__ for path, _ in frames):
-            reason = "logging.Logger"
-        if not any((b.file, b.line) == (file, line) for b in self.breaks):
-            self.breaks.append(Break(*_in_words(reason), file, line))
+    def _run(self, graph, *inputs):
+        self.runs += 1
+        return graph.forward(*inputs)
 
 
-def _counted(seen: NotingBackend, graph, inputs):
-    """Run the graph operator by operator, as the backend "eager" does, and count the runs."""
+class _BreaksLog(logging.Handler):
+    """Reads breaks from the compiler's log; those before the first operator make no graph, and stand only there."""
 
-    def run(*args):
-        seen.runs += 1
-        return graph.forward(*args)
+    def __init__(self):
+        super().__init__(logging.DEBUG)
+        self.breaks: list[Break] = []
 
-    return run
-
-
-_WORDS = [
-    (r"Tensor\.item\(\)|_local_scalar_dense|item\(", ".item()", "it reads a number from a tensor"),
-    (r"generic_jump|[Dd]ata-dependent (branching|jump)", "if on a tensor", "which way to go depends on the data"),
-    (r"tolist|to_list", ".tolist()", "it reads numbers from a tensor"),
-    (r"builtin operator `print`", "print", "it writes to the screen, which no kernel can do"),
-    (r"logging\.Logger", "logging", "it writes a log, which no kernel can do"),
-    (r"requires_grad_\(\) intermediate", ".requires_grad_()", "a tensor made here asks for gradients"),
-    (r"backward\(\)", ".backward()", "the backward pass is not compiled with the code around it"),
-    (r"graph_break\(\)", "graph_break()", "it asks for one"),
-    (r"Dynamic shape operator.*?`aten\.(?P<op>\w+)", "", "the size of its result depends on the data"),
-    (r"builtin operator `(?P<op>[\w.]+)`", "", "the compiler cannot look into it"),
-    (r"builtin `(?:<unknown module>\.)?(?P<op>[\w.]+?)\.?`", "", "the compiler cannot look into it"),
-    (r"(?:qualname|method|function)[: `]+(?P<op>[\w.]+)", "", "the compiler cannot look into it"),
-]
+    def emit(self, record):
+        text = record.getMessage()
+        match = re.search(r"Graph break in user code at (.+):(\d+)\s+Graph Break Reason: (.*)", text, re.DOTALL)
+        if match is None:
+            return
+        lines = [*re.findall(r'File "(.+?)", line (\d+)', text), (match[1], match[2])]  # the innermost last
+        own = [place(file, int(number)) for file, number in lines if is_own(file)] or [Place()]
+        through_logging = any(file == logging.__file__ for file, _ in lines)
+        if own[-1] not in [b.place for b in self.breaks]:
+            self.breaks.append(Break(*_in_words("logging.Logger" if through_logging else match[3]), own[-1]))
 
 
 def _in_words(reason: str) -> tuple[str, str]:
@@ -137,47 +172,28 @@ def _in_words(reason: str) -> tuple[str, str]:
     return "this line", (reason.strip().splitlines() or ["no reason given"])[0][:160]
 
 
-class _BreaksLog(logging.Handler):
-    """Breaks before the first operator make no graph, so only the log of the compiler tells of them."""
-
-    def __init__(self, seen: NotingBackend):
-        super().__init__(logging.DEBUG)
-        self.seen = seen
-
-    def emit(self, record):
-        text = record.getMessage()
-        if match := re.search(r"Graph break in user code at (.+):(\d+)\s+Graph Break Reason: (.*)", text, re.DOTALL):
-            frames = [(f, int(n)) for f, n in re.findall(r'File "(.+?)", line (\d+)', text)]
-            self.seen.broke(match[3], [*frames, (match[1], int(match[2]))])
-
-
 @contextlib.contextmanager
-def quiet(seen: NotingBackend) -> Iterator[None]:
-    """No warning of the compiler reaches the notebook; what it logs of breaks is kept."""
-    handler, log = _BreaksLog(seen), logging.getLogger(_BREAKS_LOG)
-    loggers = [logging.getLogger(name) for name in _LOUD]
-    kept = [(x, x.level) for x in [*loggers, log]], log.propagate
+def silenced() -> Iterator[list[Break]]:
+    """No warning of the compiler reaches the notebook; the list fills with the breaks that it logs."""
+    handler, log = _BreaksLog(), logging.getLogger(_BREAKS_LOG)
     with contextlib.suppress(ImportError, AttributeError):  # it would keep a break of an earlier look to itself
         from torch._dynamo.symbolic_convert import graph_break_dup_warning_checker
 
         graph_break_dup_warning_checker.reset()
-    try:
-        for x in loggers:
-            x.setLevel(logging.CRITICAL)
+    with contextlib.ExitStack() as put_back, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in [*map(logging.getLogger, _LOUD), log]:
+            put_back.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        put_back.callback(setattr, log, "propagate", log.propagate)
+        put_back.callback(log.removeHandler, handler)
         log.setLevel(logging.DEBUG)
         log.addHandler(handler)
         log.propagate = False
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.removeHandler(handler)
-        log.propagate = kept[1]
-        for x, level in kept[0]:
-            x.setLevel(level)
+        yield handler.breaks
 
 
-def anew(call: Callable) -> Callable:
+def fresh_code(call: Callable) -> Callable:
     """The same function with code of its own: what was compiled of a function is kept with its code."""
     if isinstance(call, types.FunctionType):
         copy = types.FunctionType(
@@ -189,7 +205,7 @@ def anew(call: Callable) -> Callable:
     def entry(*inputs):
         return call(*inputs)
 
-    return anew(entry)
+    return fresh_code(entry)
 
 
 def forget_sizes():
@@ -200,70 +216,36 @@ def forget_sizes():
         reset_code_state()
 
 
-def breaks(call: Callable, *inputs) -> tuple[Break, ...]:
-    """Where compiling `call(*inputs)` stops and goes on anew: operator, cause, file and line. Needs no compiler."""
-    given.check("breaks", call, inputs)
-    seen = NotingBackend(_counted)
-    with quiet(seen):
-        torch.compile(anew(call), backend=seen)(*inputs)
-    return tuple(seen.breaks)
-
-
-def recompiles(call: Callable, inputs: Sequence[Sequence], dynamic: bool | None = None) -> Recompiles:
-    """Call `call(*inputs[0])`, `call(*inputs[1])`, ... compiled, and say when it was compiled anew and why.
-
-    inputs: one tuple of inputs a call. dynamic: as of torch.compile; False gives each size a graph of its
-    own. Graphs run operator by operator, so that no compiler is needed.
-    """
-    rows = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str | dict | torch.Tensor) else []
-    if not rows:
-        raise PerflabError("recompiles needs a list with the inputs of at least one call: [(x,), (y,)].")
-    rows = [row if isinstance(row, tuple | list) else (row,) for row in rows]
-    for args in rows:
-        given.check("recompiles", call, args)
-    from torch import _dynamo
-
-    seen, guards, how, failed = NotingBackend(_counted), [], [], []
-    forget_sizes()
-    with quiet(seen):
-        ready = _dynamo.optimize(seen, dynamic=dynamic, guard_fail_fn=guards.append)(anew(call))
-        for k, args in enumerate(rows):
-            had, ran = seen.graphs, seen.runs
-            guards.clear()
-            ready(*args)
-            how.append("compiled" if seen.graphs > had else "reused" if seen.runs > ran else "eager")
-            if guards and how[-1] != "reused":
-                failed.append(_guard(k, [str(g.reason) for g in guards], call, args))
-    return Recompiles(seen.graphs, tuple(how), tuple(failed), _dynamo.config.recompile_limit)
-
-
-def _guard(k: int, reasons: list[str], call: Callable, args) -> Guard:
+def _guard(k: int, reasons: list[str], call: Callable, inputs) -> Guard:
     """The guard of the newest graph, which was the last chance: "27/5: tensor 'x' size mismatch ..."."""
-    newest = max(reasons, key=lambda r: int(m[1]) if (m := re.match(r"\d+/(\d+):", r)) else -1)
-    text = re.sub(r"^\d+/\d+:\s*", "", newest.strip()).splitlines()[0].split("  #")[0].strip()
+    numbered = [re.match(r"(?:\d+/(\d+):)?\s*([^\n]*)", reason.strip()).groups() for reason in reasons]
+    text = max(numbered, key=lambda pair: int(pair[0] or -1))[1].split("  #")[0].strip()
+    arguments = _arguments(call, inputs)
     if match := re.match(
         r"tensor '(.+?)' (\w+) mismatch(?: at index (\d+))?\. expected (?:\w+=)?(.+?)(?:, actual (.+))?$", text
     ):
         name, what, index, before, now = match.groups()
         where = f" at dimension {index}" if index else ""
-        return Guard(k, f"{what} of {_short(name, call)}{where}", before, now or "")
+        return Guard(k, f"{what} of {_written(name, call, arguments)}{where}", before, now or "")
     if match := re.match(r"(.+?) == (.+)$", text):
-        name = _short(match[1], call)
-        now = _values(call, args).get(name)
+        name = _written(match[1], call, arguments)
+        now = arguments.get(name)
         return Guard(k, name, match[2], repr(now) if isinstance(now, int | float | str | bool) else "")
-    return Guard(k, "the condition", _short(text, call), "")
+    return Guard(k, "the condition", _written(text, call, arguments), "")
 
 
-def _short(name: str, call: Callable) -> str:
-    """L['x'] as x, and so is a global name; of a module (see `anew`) its inputs and attributes by their names."""
+def _written(name: str, call: Callable, arguments: dict[str, object]) -> str:
+    """L['x'] as x, and so is a global name; of a module (see `fresh_code`) its inputs and attributes by their names."""
     name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
     if isinstance(call, types.FunctionType):
         return name
-    name = re.sub(r"\binputs\[(\d+)\]", lambda m: given.names_of(call, int(m[1]) + 1)[-1].removeprefix("Input "), name)
+    for position, argument in enumerate(arguments):
+        name = name.replace(f"inputs[{position}]", argument)
     return re.sub(r"\bcall\b", type(call).__name__, name)
 
 
-def _values(call: Callable, args) -> dict[str, object]:
+def _arguments(call: Callable, inputs) -> dict[str, object]:
+    """The inputs of a call by the names of its parameters; empty where it does not tell them."""
     with contextlib.suppress(TypeError, ValueError):
-        return dict(inspect.signature(getattr(call, "forward", call)).bind(*args).arguments)
+        return dict(inspect.signature(getattr(call, "forward", call)).bind(*inputs).arguments)
     return {}

@@ -3,6 +3,7 @@
 Nothing here touches a device on import; nothing draws or teaches.
 """
 
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,48 +15,24 @@ from perflab.bench import machine, timing
 from perflab.bench.timing import Samples, samples
 from perflab.errors import PerflabError
 
-from . import given
-
-# Words in a kernel's name that tell whose it is, and the name of its library. The first match counts: the kernels
-# of cuDNN and cuBLAS are often built with CUTLASS and carry both names.
-_FAMILIES = [
-    ("at::native", "PyTorch"),
-    ("at_cuda_detail", "PyTorch"),
-    ("softmax_warp", "PyTorch"),
-    ("pytorch_flash", "PyTorch"),
-    ("fmha_cutlass", "PyTorch"),
-    ("triton_", "Triton"),
-    ("cudnn", "cuDNN"),
-    ("implicit_gemm", "cuDNN"),
-    ("implicit_convolve", "cuDNN"),
-    ("fprop", "cuDNN"),
-    ("winograd", "cuDNN"),
-    ("nchwtonhwc", "cuDNN"),
-    ("nhwctonchw", "cuDNN"),
-    ("cublas", "cuBLAS"),
-    ("nvjet", "cuBLAS"),
-    ("gemm", "cuBLAS"),
-    ("gemv", "cuBLAS"),
-    ("splitk", "cuBLAS"),
-    ("cutlass", "cuBLAS"),
-    ("dot_kernel", "cuBLAS"),
-]
+# Words in a kernel's name that tell whose it is. The first match counts: the kernels of cuDNN and cuBLAS are often
+# built with CUTLASS and carry both names.
+_FAMILIES = {
+    "PyTorch": ("at::native", "at_cuda_detail", "softmax_warp", "pytorch_flash", "fmha_cutlass"),
+    "Triton": ("triton_",),
+    "cuDNN": ("cudnn", "implicit_gemm", "implicit_convolve", "fprop", "winograd", "nchwtonhwc", "nhwctonchw"),
+    "cuBLAS": ("cublas", "nvjet", "gemm", "gemv", "splitk", "cutlass", "dot_kernel"),
+}
 _SUBMITS = ("LaunchKernel", "LaunchCooperativeKernel", "GraphLaunch")
 
 
-def _add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x + y
-
-
-def _relu(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.relu(x)
-
-
-def _mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return x * y
-
-
-_STEPS = (_add, _relu, _mul)
+def check_callable(call):
+    """Raises PerflabError where `call` is nothing that can be called, such as what a step has returned."""
+    if not callable(call):
+        raise PerflabError(
+            f"A function or a model to call is needed, and this is of type {type(call).__name__}: "
+            "write lambda: step(batch) for a step."
+        )
 
 
 def chain(
@@ -64,14 +41,13 @@ def chain(
     """A chain of `ops` elementwise operators, add, relu, mul and again, over `n` float32 elements; its inputs.
 
     `call(x, y)` returns a tensor (n,). Each operator needs the one before it. y lies between 0.25 and 0.75,
-    so that the values stay near 1 however long the chain is. Raises PerflabError unless ops and n are positive.
+    so that the values stay near 1 however long the chain is.
     """
-    if not all(isinstance(x, int) and x >= 1 for x in (ops, n)):
-        raise PerflabError(f"A chain of {ops} operators over {n} elements is none: both must be at least 1, and whole.")
+    steps = (operator.add, lambda x, y: torch.relu(x), operator.mul)
 
     def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         for k in range(ops):
-            x = _STEPS[k % 3](x, y)
+            x = steps[k % 3](x, y)
         return x
 
     generator = torch.Generator().manual_seed(n)
@@ -124,10 +100,10 @@ def dispatched(call: Callable[[], object]) -> list[str]:
 
     Slow: count with it, never time in it. Code that torch.compile made is not looked into.
     """
-    given.check("dispatched", call)
-    with _Dispatched() as seen:
+    check_callable(call)
+    with _Dispatched() as mode:
         call()
-    return seen.names
+    return mode.names
 
 
 def keys(x: torch.Tensor) -> str:
@@ -166,19 +142,19 @@ def submitted(call: Callable[[], object]) -> Submitted:
 def family(kernel: str) -> str:
     """Whose kernel this is, by its name: "cuBLAS", "cuDNN", "PyTorch", "Triton" or "unknown"."""
     name = kernel.lower()
-    return next((whose for word, whose in _FAMILIES if word in name), "unknown")
+    return next((whose for whose, words in _FAMILIES.items() if any(word in name for word in words)), "unknown")
 
 
 def _events(call: Callable[[], object]) -> list:
-    given.check("kernels", call)
+    check_callable(call)
     if why := machine.missing("cuda"):
         raise PerflabError(f"Kernels are looked for on a CUDA device: {why}.")
     call()  # libraries load, and choose, in the first call
     timing.synchronize()
-    with timing.profiler() as seen:
+    with timing.profiler() as profile:
         call()
         timing.synchronize()
-    return sorted(seen.events(), key=lambda e: e.time_range.start)
+    return sorted(profile.events(), key=lambda e: e.time_range.start)
 
 
 def _on_device(event) -> bool:

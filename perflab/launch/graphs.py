@@ -6,23 +6,29 @@ shapes, since copy_ broadcasts in silence; and its outputs are copied out, since
 
 import contextlib
 import copy
-import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from perflab.bench import machine
+from perflab.bench import machine, process
 from perflab.errors import PerflabError, first_line
 
-from . import given
-from .capturable import Forbidden, apart, copied, forbids
+from .dispatch import check_callable
+from .waits import Forbidden, copied, forbids
 
 __all__ = ["Forbidden", "Graph", "capture", "capture_step", "forbids", "listing"]
 
 WARM_UPS = 3
 # Optimizers whose fresh state is all zeros, so that a warm-up can be taken back (torch.optim, the sources).
 _FROM_ZERO = ("Adam", "AdamW", "Adamax", "RMSprop", "Adadelta", "RAdam", "SGD")
+# What a tensor must have in common with the one that was captured: how it is printed, and the remedy.
+_FACTS = [
+    ("shape", tuple, "pad it, or capture one graph per shape"),
+    ("dtype", str, "convert it before"),
+    ("device", str, "move it before"),
+]
 
 
 class Graph:
@@ -34,10 +40,11 @@ class Graph:
 
     def __init__(self, call: Callable, graph: torch.cuda.CUDAGraph, inputs: tuple, outputs):
         self._graph, self.inputs, self.outputs = graph, inputs, outputs
-        self._names = given.names_of(call, len(inputs))
+        self._names = _input_names(call, len(inputs))
 
     def __call__(self, *inputs):
-        self._fits(inputs)
+        if self._graph is not None and (why := _mismatch(self.inputs, inputs, self._names)):
+            raise PerflabError(f"{why}.")
         with torch.no_grad():
             for static, new in zip(tree_flatten(self.inputs)[0], tree_flatten(inputs)[0], strict=True):
                 if torch.is_tensor(static):
@@ -64,11 +71,44 @@ class Graph:
     def __exit__(self, *_):
         self.close()
 
-    def _fits(self, inputs):
-        if self._graph is None:
-            raise PerflabError("This graph is closed: capture it again.")
-        if why := next(given.misfits(self.inputs, inputs, self._names), ""):
-            raise PerflabError(f"{why[0].upper()}{why[1:]}.")
+
+def _input_names(call: Callable, count: int) -> list[str]:
+    """What the inputs of `call` are called: the names of its parameters, or else their numbers."""
+    try:
+        parameters = inspect.signature(getattr(call, "forward", call)).parameters.values()
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD][:count]
+    return [*names, *map(str, range(len(names), count))]
+
+
+def _mismatch(captured: tuple, new: tuple, names: list[str]) -> str:
+    """Why a graph that is captured for these inputs, called by `names`, cannot take the new ones, or ""."""
+    if len(captured) != len(new):
+        return f"A graph for {len(captured)} inputs cannot take {len(new)}"
+    for name, old_input, new_input in zip(names, captured, new, strict=True):
+        (old_leaves, old_tree), (leaves, tree) = tree_flatten(old_input), tree_flatten(new_input)
+        if tree != old_tree:
+            return f"Input {name} is built otherwise than when it was captured: give it the same containers"
+        for old, x in zip(old_leaves, leaves, strict=True):
+            if why := _difference(old, x):
+                return f"Input {name} {why}"
+    return ""
+
+
+def _difference(old, new) -> str:
+    """Why a graph that was captured with `old` cannot take `new`, or ""."""
+    if not torch.is_tensor(old):
+        if torch.is_tensor(new) or old != new:
+            return f"was {old!r} when it was captured and is {new!r}: a graph keeps what is no tensor; pass a tensor"
+        return ""
+    if not torch.is_tensor(new):
+        return f"was a tensor when it was captured and is {type(new).__name__}"
+    for fact, printed, remedy in _FACTS:
+        before, now = printed(getattr(old, fact)), printed(getattr(new, fact))
+        if before != now:
+            return f"has {fact} {now} and was captured with {before}: {remedy}"
+    return ""
 
 
 def _ready_for(inputs):
@@ -148,7 +188,7 @@ def capture(call: Callable, *inputs) -> Graph:
 
     >>> capture(step)  # doctest: +SKIP
     """
-    given.check("capture", call, inputs)
+    check_callable(call)
     _ready_for(inputs)
     static = copied(inputs)
     graph, outputs = _capture(call, static)
@@ -168,17 +208,14 @@ def capture_step(model: torch.nn.Module, loss: Callable, optimizer: torch.optim.
 
     def step(*inputs):
         optimizer.zero_grad(set_to_none=True)  # so that the capture's backward makes gradients, and adds to none
-        found = loss(model(*inputs[:-1]), inputs[-1])
-        found.backward()
+        error = loss(model(*inputs[:-1]), inputs[-1])
+        error.backward()
         optimizer.step()
-        return found
+        return error
 
     static = copied(inputs)
-    before = _state(model, optimizer)
-    try:
+    with _put_back(model, optimizer):
         graph, outputs = _capture(step, static)
-    finally:
-        _put_back(model, optimizer, before)
     return Graph(step, graph, static, outputs)
 
 
@@ -191,21 +228,24 @@ def _check_optimizer(optimizer: torch.optim.Optimizer):
         raise PerflabError(f"The state that {kind} starts from is not known here: take one step with it before.")
 
 
-def _state(model, optimizer) -> tuple[list, dict]:
-    tensors = [(x, x.detach().clone()) for x in [*model.parameters(), *model.buffers()]]
-    return tensors, {p: {k: copied(v) for k, v in state.items()} for p, state in optimizer.state.items()}
+@contextlib.contextmanager
+def _put_back(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Afterwards parameters, buffers and the optimizer's state are as before, and new state starts from zero.
 
+    In place, since a graph knows addresses.
+    """
 
-@torch.no_grad()
-def _put_back(model, optimizer, before: tuple[list, dict]):
-    """In place, since the graph knows addresses. State that the warm-up made starts from zero."""
-    tensors, states = before
-    for x, old in tensors:
-        x.copy_(old)
-    for p, state in optimizer.state.items():
-        for name, x in state.items():
-            if torch.is_tensor(x):
-                x.copy_(states[p][name]) if name in states.get(p, {}) else x.zero_()
+    def tensors() -> list[torch.Tensor]:
+        states = [x for state in optimizer.state.values() for x in state.values() if torch.is_tensor(x)]
+        return [*model.parameters(), *model.buffers(), *states]
+
+    before = {x: x.detach().clone() for x in tensors()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for x in tensors():
+                x.copy_(before[x]) if x in before else x.zero_()
 
 
 def listing(training: bool) -> dict[str, str]:
@@ -217,47 +257,43 @@ def listing(training: bool) -> dict[str, str]:
     Raises PerflabError where there is no CUDA device.
     """
     _ready_for(())
-    return apart(functools.partial(_as_it_stands, training))
+    return process.call(_as_it_stands, training)
 
 
 def _as_it_stands(training: bool) -> dict[str, str]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    twin = copy.deepcopy(model)
+    optimizer, twin_optimizer = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
     static_input, new = torch.randn(2, 16, 64, device="cuda").unbind()
-    eager = copy.deepcopy(model)
-    seen = {"captured": "no", "results": "none", "process": "goes on", "error": "none"}
+
+    def step(model, optimizer, x):
+        out = model(x)
+        if training:
+            out.square().mean().backward()
+            optimizer.step()
+        return out
+
+    outcome = {"captured": "no", "results": "none", "process": "goes on", "error": "none"}
     try:
         for _ in range(3):
             model(static_input)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            static_out = model(static_input)
-            if training:
-                static_out.square().mean().backward()
-                optimizer.step()
-        seen["captured"] = "yes"
+            static_out = step(model, optimizer, static_input)
+        outcome["captured"] = "yes"
         static_input.copy_(new)
         graph.replay()
         torch.cuda.synchronize()
-        seen["results"] = "right" if _agrees(model, static_out, eager, new, training) else "wrong"
+        expected = step(twin, twin_optimizer, new)
+        pairs = [(static_out, expected), *zip(model.parameters(), twin.parameters(), strict=True)]
+        same = all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
+        outcome["results"] = "right" if same else "wrong"
     except Exception as e:
-        seen["error"] = first_line(e)
+        outcome["error"] = first_line(e)
     try:
         torch.nn.Linear(8, 8, device="cuda")
         torch.cuda.synchronize()
     except Exception:
-        seen["process"] = "spoiled"
-    return seen
-
-
-def _agrees(model, out, eager, new, training: bool) -> bool:
-    """Did the replay do what the same step does without a graph?"""
-    expected = eager(new)
-    pairs = [(out, expected)]
-    if training:
-        optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
-        expected.square().mean().backward()
-        optimizer.step()
-        pairs += zip(model.parameters(), eager.parameters(), strict=True)
-    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
+        outcome["process"] = "spoiled"
+    return outcome

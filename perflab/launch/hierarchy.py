@@ -1,24 +1,21 @@
 """Thread, warp, CTA, cluster, grid: what this device says of them, and what its blocks can do together.
 
-The driver is asked through ctypes, and small kernels of our own are compiled by NVRTC. Both happen in a
+The driver is asked through ctypes, and a small kernel of our own is compiled by NVRTC. Both happen in a
 process of its own, since a wrong call would take its process down.
 """
 
 import contextlib
 import ctypes
-import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 
 import torch
 
-from perflab.bench import machine
-from perflab.errors import PerflabError
+from perflab.bench import machine, process
+from perflab.errors import PerflabError, first_line
 
 THREADS = 128  # of each block of the kernel below
 PATIENCE_CYCLES = 20_000_000  # some ten milliseconds: a block that waits in vain must not hang the device
-TIMEOUT_S = 120
 TOO_LARGE = 720  # CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE of cuda.h
 
 # Device attributes by their number in cuda.h, enum CUdevice_attribute.
@@ -58,34 +55,16 @@ def levels() -> dict[str, dict]:
 
     Columns: is, waits_by (how its members wait for each other), and threads (the most).
     """
-    asked = _asked("attributes")
-    return {
-        "thread": {
-            "is": "one course of instructions",
-            "waits_by": "nothing to wait for",
-            "threads": 1,
-        },
-        "warp": {
-            "is": "threads that issue together",
-            "waits_by": "__syncwarp",
-            "threads": asked["threads_a_warp"],
-        },
-        "CTA = thread block": {
-            "is": "warps on one SM, with shared memory",
-            "waits_by": "__syncthreads",
-            "threads": asked["threads_a_cta"],
-        },
-        "cluster": {
-            "is": "CTAs on neighbouring SMs (Hopper and newer)",
-            "waits_by": "cluster.sync",
-            "threads": "as its CTAs",
-        },
-        "grid": {
-            "is": "all CTAs of a launch",
-            "waits_by": "its end, or grid.sync in a cooperative launch",
-            "threads": "as its CTAs",
-        },
+    facts = _asked(_facts)
+    warp, cta = facts["threads_a_warp"], facts["threads_a_cta"]
+    rows = {
+        "thread": ("one course of instructions", "nothing to wait for", 1),
+        "warp": ("threads that issue together", "__syncwarp", warp),
+        "CTA = thread block": ("warps on one SM, with shared memory", "__syncthreads", cta),
+        "cluster": ("CTAs on neighbouring SMs (Hopper and newer)", "cluster.sync", "as its CTAs"),
+        "grid": ("all CTAs of a launch", "its end, or grid.sync in a cooperative launch", "as its CTAs"),
     }
+    return {level: dict(zip(("is", "waits_by", "threads"), row, strict=True)) for level, row in rows.items()}
 
 
 def device_facts() -> dict[str, dict]:
@@ -94,7 +73,7 @@ def device_facts() -> dict[str, dict]:
     largest_cluster is in CTAs, 0 where there are no clusters; ctas_at_once is how many of 128 threads the device
     holds; what ends in _launch is 1 for yes and 0 for no.
     """
-    return {name: {"reads": x} for name, x in _asked("attributes").items()}
+    return {name: {"reads": x} for name, x in _asked(_facts).items()}
 
 
 def meetings() -> dict[str, dict]:
@@ -104,59 +83,17 @@ def meetings() -> dict[str, dict]:
     every_sm ("yes" where each multiprocessor had a block), blocks_a_cta (the grid's blocks over the CTAs that
     PTX counts). Where no kernel of ours can be compiled, only the reason.
     """
-    asked = _asked("meetings")
-    if "why" in asked:
-        return {"not tried": asked}
-    return {how: {name: x for name, x in row.items() if name != "blocks"} for how, row in asked.items()}
+    return _asked(_meetings)
 
 
-def _asked(what: str) -> dict:
-    """What a fresh process finds out. Raises PerflabError with its last word where it dies or hangs."""
+def _asked(question: Callable[[], dict]) -> dict:
+    """The answer of the driver, in a process of its own. Raises PerflabError where there is none."""
     if why := machine.missing("cuda"):
         raise PerflabError(f"The driver could not be asked: {why}.")
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "perflab.launch.hierarchy", what],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            env=os.environ | {"PYTHONPATH": path},
-        )
-    except subprocess.TimeoutExpired:
-        raise PerflabError(
-            f"The driver could not be asked: no answer within {TIMEOUT_S} s: is another program holding the GPU?"
-        ) from None
-    try:
-        return json.loads(done.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-        raise PerflabError(f"The driver could not be asked: {last[:200]}.") from None
+    return process.call(question)
 
 
 # -- in the process of its own
-
-
-class _Driver:
-    """The CUDA driver's C interface; each call that fails raises RuntimeError with its number."""
-
-    def __init__(self):
-        torch.cuda.init()
-        torch.empty(1, device="cuda")  # the primary context, current in this thread
-        self.lib = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        self.device = ctypes.c_int()
-        self.call("cuCtxGetDevice", ctypes.byref(self.device))
-
-    def call(self, name: str, *args):
-        if (fault := getattr(self.lib, name)(*args)) != 0:
-            raise RuntimeError(f"{name} failed with CUDA error {fault}")
-
-    def attributes(self) -> dict[str, int]:
-        found, value = {}, ctypes.c_int()
-        for name, number in _ATTRIBUTES.items():
-            fault = self.lib.cuDeviceGetAttribute(ctypes.byref(value), ctypes.c_int(number), self.device)
-            found[name] = value.value if fault == 0 else 0  # an older driver does not know the newer ones
-        return found
 
 
 class _Config(ctypes.Structure):
@@ -170,53 +107,58 @@ class _Config(ctypes.Structure):
     ]
 
 
-class _Meeting:
-    """The kernel `meet`, and what its launches did."""
+class _Driver:
+    """The CUDA driver's C interface, and the kernel `meet` once it is compiled."""
 
-    def __init__(self, driver: _Driver):
-        self.driver = driver
+    def __init__(self):
+        torch.cuda.init()
+        torch.empty(1, device="cuda")  # the primary context, current in this thread
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        self.device = ctypes.c_int()
+        _check(self.lib.cuCtxGetDevice(ctypes.byref(self.device)), "to ask for the device")
+
+    def attributes(self) -> dict[str, int]:
+        values, value = {}, ctypes.c_int()
+        for name, number in _ATTRIBUTES.items():
+            fault = self.lib.cuDeviceGetAttribute(ctypes.byref(value), number, self.device)
+            values[name] = value.value if fault == 0 else 0  # an older driver does not know the newer ones
+        return values
+
+    def compile(self):
         os.environ.setdefault("CUDA_HOME", "/usr/local/cuda")  # torch wants a name of it, and needs no file of it
         self.kernel = torch.cuda._compile_kernel(_MEET, "meet")
-        self.function = self.kernel.func
-        if not isinstance(self.function, ctypes.c_void_p):
-            self.function = ctypes.c_void_p(self.function)
+        function = self.kernel.func
+        self.function = function if isinstance(function, ctypes.c_void_p) else ctypes.c_void_p(function)
 
     def fits(self) -> int:
-        """Blocks of this kernel that can be on one multiprocessor at once."""
-        n = ctypes.c_int()
-        self.driver.call(
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-            ctypes.byref(n),
-            self.function,
-            ctypes.c_int(THREADS),
-            ctypes.c_size_t(0),
-        )
+        """Blocks of the kernel that can be on one multiprocessor at once."""
+        n, ask = ctypes.c_int(), self.lib.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        _check(ask(ctypes.byref(n), self.function, THREADS, ctypes.c_size_t(0)), "to ask what fits")
         return n.value
 
     def largest_cluster(self) -> int:
         """Blocks of the largest cluster that needs no special permission; 0 where the driver cannot say."""
         n, config = ctypes.c_int(), _Config(1024, 1, 1, THREADS, 1, 1, 0, None, None, 0)
-        ask = getattr(self.driver.lib, "cuOccupancyMaxPotentialClusterSize", None)
+        ask = getattr(self.lib, "cuOccupancyMaxPotentialClusterSize", None)
         return n.value if ask and ask(ctypes.byref(n), self.function, ctypes.byref(config)) == 0 else 0
 
-    def launch(self, blocks: int, cooperative: bool, sms: int) -> dict:
+    def meet(self, blocks: int, cooperative: bool, sms: int) -> dict:
+        """Launch the kernel with so many blocks, and say what became of them."""
         arrived, met = (torch.zeros(1, dtype=torch.int32, device="cuda") for _ in range(2))
         sm, ctas = (torch.full((blocks,), -1, dtype=torch.int32, device="cuda") for _ in range(2))
         values = [ctypes.c_void_p(t.data_ptr()) for t in (arrived, met, sm, ctas)]
         values += [ctypes.c_int(blocks), ctypes.c_longlong(PATIENCE_CYCLES)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
-        sizes = [ctypes.c_uint(n) for n in (blocks, 1, 1, THREADS, 1, 1, 0)]
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        arguments = [self.function, blocks, 1, 1, THREADS, 1, 1, 0, stream, pointers]
         torch.cuda.synchronize()
         if cooperative:
-            fault = self.driver.lib.cuLaunchCooperativeKernel(self.function, *sizes, stream, pointers)
+            fault = self.lib.cuLaunchCooperativeKernel(*arguments)
         else:
-            fault = self.driver.lib.cuLaunchKernel(self.function, *sizes, stream, pointers, None)
+            fault = self.lib.cuLaunchKernel(*arguments, None)
         if fault == TOO_LARGE:
-            refused = {"launched": "refused: too large", "met": "none", "every_sm": "no", "blocks_a_cta": 0.0}
-            return refused | {"blocks": blocks}
-        if fault:
-            raise RuntimeError(f"the launch of {blocks} blocks failed with CUDA error {fault}")
+            return {"launched": "refused: too large", "met": "none", "every_sm": "no", "blocks_a_cta": 0.0}
+        _check(fault, f"to launch {blocks} blocks")
         torch.cuda.synchronize()
         counted = set(ctas.tolist())
         return {
@@ -224,37 +166,36 @@ class _Meeting:
             "met": "all" if met.item() == blocks else "not all",
             "every_sm": "yes" if len(set(sm.tolist())) == sms else "no",
             "blocks_a_cta": blocks / counted.pop() if len(counted) == 1 else 0.0,
-            "blocks": blocks,
         }
 
 
-def _attributes() -> dict[str, int]:
+def _check(fault: int, what: str):
+    if fault:
+        raise RuntimeError(f"the driver failed {what}: CUDA error {fault}")
+
+
+def _facts() -> dict[str, int]:
     driver = _Driver()
-    found = driver.attributes() | {"largest_cluster": 0}
-    on_an_sm = min(found["ctas_an_sm"], found["threads_an_sm"] // THREADS)
+    facts = driver.attributes() | {"largest_cluster": 0}
+    on_an_sm = min(facts["ctas_an_sm"], facts["threads_an_sm"] // THREADS)
     with contextlib.suppress(Exception):  # without our kernel, the attributes alone have to do
-        meeting = _Meeting(driver)
-        on_an_sm = meeting.fits()
-        found["largest_cluster"] = meeting.largest_cluster() if found["cluster_launch"] else 0
-    return found | {"ctas_at_once": found["sms"] * on_an_sm}
+        driver.compile()
+        on_an_sm = driver.fits()
+        facts["largest_cluster"] = driver.largest_cluster() if facts["cluster_launch"] else 0
+    return facts | {"ctas_at_once": facts["sms"] * on_an_sm}
 
 
-def _meetings() -> dict:
+def _meetings() -> dict[str, dict]:
     driver = _Driver()
     try:
-        meeting = _Meeting(driver)
+        driver.compile()
     except Exception as e:
-        said = (str(e).strip().splitlines() or [type(e).__name__])[0]
-        return {"why": f"no kernel of ours could be compiled: {said[:160]}"}
+        return {"not tried": {"why": f"no kernel of ours could be compiled: {first_line(e)}"}}
     sms = driver.attributes()["sms"]
-    fit = meeting.fits() * sms
+    fit = driver.fits() * sms
     return {
-        "ordinary, half of what fits": meeting.launch(fit // 2, False, sms),
-        "ordinary, twice what fits": meeting.launch(2 * fit, False, sms),
-        "cooperative, what fits": meeting.launch(fit, True, sms),
-        "cooperative, one block more": meeting.launch(fit + 1, True, sms),
+        "ordinary, half of what fits": driver.meet(fit // 2, False, sms),
+        "ordinary, twice what fits": driver.meet(2 * fit, False, sms),
+        "cooperative, what fits": driver.meet(fit, True, sms),
+        "cooperative, one block more": driver.meet(fit + 1, True, sms),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps({"attributes": _attributes, "meetings": _meetings}[sys.argv[1]]()))

@@ -1,6 +1,5 @@
 """The host that launches and the device that computes, on one time line. A model, not a measurement."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,26 +8,26 @@ import ipywidgets as widgets
 from perflab.bench import machine
 from perflab.bench.result import Result
 from perflab.bench.units import digits, quantity
-from perflab.errors import PerflabError
-from perflab.show import style
+from perflab.show import lanes, style
 from perflab.show.explorer import Explorer
+from perflab.show.lanes import Span
 
 SHOWN = 10  # operators on the drawn time line
+COLOURS = {"launch": style.PARTS[1], "host waits": style.PARTS[4], "kernel": style.HERE}
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Intervals (start, end) in seconds of each operator on the host and on the device."""
+    """The spans of a row of operators on the lanes "host" and "device", and its steady state."""
 
-    host: list[tuple[float, float]]
-    device: list[tuple[float, float]]
+    spans: list[Span]
     kernel_s: float
     period_s: float  # from one operator to the next, once the row runs steadily
 
     @property
     def span_s(self) -> float:
         """From the first launch to the end of the last kernel."""
-        return max(self.host[-1][1], self.device[-1][1])
+        return max(span.end for span in self.spans)
 
     @property
     def busy_share(self) -> float:
@@ -45,23 +44,18 @@ def predicted(ops: int, kernel_s: float, launch_s: float, synchronous: bool = Fa
 
     A kernel begins when it is launched and the one before it is done. Asynchronous, the host launches on
     meanwhile: a period is the longer of the two. Synchronous, it waits for each kernel: a period is the sum.
-    Raises PerflabError for no operator, or for times that are negative or both zero.
     """
-    times = kernel_s, launch_s
-    if not (isinstance(ops, int) and ops >= 1 and all(0 <= t < math.inf for t in times) and sum(times) > 0):
-        raise PerflabError(
-            f"No time line of {ops} operators with kernels of {kernel_s} s and launches of {launch_s} s: "
-            "take at least one operator, and times above zero."
-        )
-    host, device, free, done = [], [], 0.0, 0.0
+    spans, free, done = [], 0.0, 0.0
     for _ in range(ops):
         launched = free + launch_s
-        host.append((free, launched))
+        spans.append(Span("host", "launch", free, launched))
         start = max(launched, done)
         done = start + kernel_s
-        device.append((start, done))
+        spans.append(Span("device", "kernel", start, done))
+        if synchronous:
+            spans.append(Span("host", "host waits", launched, done))
         free = done if synchronous else launched
-    return Timeline(host, device, kernel_s, kernel_s + launch_s if synchronous else max(kernel_s, launch_s))
+    return Timeline(spans, kernel_s, kernel_s + launch_s if synchronous else max(kernel_s, launch_s))
 
 
 def rows(ops: int, kernel_s: float, launch_s: float) -> dict[str, dict[str, float]]:
@@ -95,41 +89,21 @@ def explore_launch(points: Mapping[str, Point] | None = None) -> Explorer:
     Those without a figure (nan) are chosen as well, and say that nothing was measured.
     """
     points = dict(points or {})
-    colours = {"launch": style.PARTS[1], "host waits": style.PARTS[4], "kernel": style.HERE}
 
     def draw(ax, ops: int, kernel_us: float, launch_us: float, synchronous: bool, measured: str) -> str:
-        line = predicted(ops, kernel_us / 1e6, launch_us / 1e6, synchronous)
-        shown = min(ops, SHOWN)
-        lanes = [(0, line.host, "launch"), (1, line.device, "kernel")]
-        if synchronous:
-            waits = [(launched, end) for (_, launched), (_, end) in zip(line.host, line.device, strict=True)]
-            lanes.append((0, waits, "host waits"))
-        for y, spans, what in lanes:
-            bars = [(1e6 * start, 1e6 * (end - start)) for start, end in spans[:shown]]
-            ax.broken_barh(bars, (y - 0.35, 0.7), facecolors=colours[what], edgecolor="white")
-        end = 1e6 * max(line.host[shown - 1][1], line.device[shown - 1][1])
-        names, point = ["host", "device"], points.get(measured)
+        times_s = 1e-6 * kernel_us, 1e-6 * launch_us
+        line = predicted(ops, *times_s, synchronous)
+        first = predicted(min(ops, SHOWN), *times_s, synchronous)
+        label = f"time (us) of the first {min(ops, SHOWN)}, modelled"
+        lanes.draw(ax, first.spans, ["host", "device"], COLOURS, label, first.span_s, per_s=1e6)
+        point = points.get(measured)
         if point is not None and point.busy_share > 0:
-            colour = style.HERE if point.where == "here" else style.RECORDED
-            for share, word, ink in [
-                (line.busy_share, "modelled", style.BOUND),
-                (point.busy_share, "measured", colour),
-            ]:
-                ax.barh(len(names), share * end, height=0.4, color=ink)
-                inside = share > 0.8
-                at, side = share * end, "right" if inside else "left"
-                ax.text(at, len(names), f" {word} {share:.1%} ", va="center", ha=side, color="white" if inside else ink)
-                names.append("busy")
-        ax.set_yticks(range(len(names)), names)
-        ax.set_ylim(len(names) - 0.4, -0.6)
-        ax.set_xlim(0, end)
-        ax.set_xlabel(f"time (us) of the first {shown}, modelled", loc="left")
-        ax.grid(axis="y", visible=False)
-        style.key(ax, colours)
+            _draw_busy(ax, line, point, 1e6 * first.span_s)
+        style.key(ax, COLOURS)
         ax.set_title(
             f"{ops} operators in {digits(1e3 * line.span_s)} ms: the device is busy {line.busy_share:.1%} of the time"
         )
-        return _caption(line, point, 1e-6 * kernel_us, 1e-6 * launch_us)
+        return _caption(line, point, *times_s)
 
     explorer = Explorer(
         draw,
@@ -151,15 +125,26 @@ def explore_launch(points: Mapping[str, Point] | None = None) -> Explorer:
     return explorer
 
 
+def _draw_busy(ax, line: Timeline, point: Point, end: float):
+    """Two bars below the lanes: the busy share of the model and of the measurement, of the whole axis."""
+    source = style.HERE if point.where == "here" else style.RECORDED
+    bars = [("modelled", line.busy_share, style.BOUND), ("measured", point.busy_share, source)]
+    for y, (word, share, colour) in enumerate(bars, start=2):
+        side, ink = ("right", "white") if share > 0.8 else ("left", colour)
+        ax.barh(y, share * end, height=0.4, color=colour)
+        ax.text(share * end, y, f" {word} {share:.1%} ", va="center", ha=side, color=ink)
+    ax.set_yticks(range(4), ["host", "device", "busy", "busy"])
+    ax.set_ylim(3.6, -0.6)
+
+
 def _caption(line: Timeline, point: Point | None, kernel_s: float, launch_s: float) -> str:
-    bound = 1 / line.busy_share if line.busy_share else float("inf")
-    said = f"Without any cost of launching: at most {digits(bound)} times as fast."
+    text = f"Without any cost of launching: at most {digits(1 / line.busy_share)} times as fast."
     if point is None:
-        return said
+        return text
     if not point.busy_share > 0:
-        return f"{said} At the chosen size nothing is measured here and nothing is recorded."
-    said = f"{said} Measured {point.where} at the chosen size: the device is busy {point.busy_share:.1%} of the time."
+        return f"{text} At the chosen size nothing is measured here and nothing is recorded."
+    text += f" Measured {point.where} at the chosen size: the device is busy {point.busy_share:.1%} of the time."
     if max(point.kernel_s - kernel_s, point.launch_s - launch_s) > 1e-7:  # a slider rounds, and ends somewhere
-        said += f" A kernel takes {quantity(point.kernel_s, 's')} there, a launch {quantity(point.launch_s, 's')}: "
-        said += "the sliders show less."
-    return said
+        text += f" A kernel takes {quantity(point.kernel_s, 's')} there, a launch {quantity(point.launch_s, 's')}: "
+        text += "the sliders show less."
+    return text

@@ -4,12 +4,13 @@ import functools
 import html
 import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from perflab import paths
 from perflab.bench import record
 from perflab.bench.estimate import CANNOT, HOLDS, Finding
 from perflab.errors import PerflabError
+from perflab.show.table import Answer, table
 
 _COLOURS = {HOLDS: "#00795a", CANNOT: "#7a7a7a"}
 
@@ -38,15 +39,8 @@ def ledger() -> dict[str, Claim]:
     return {c.id: c for c in claims}
 
 
-def claim(id: str) -> Claim:
-    if id not in ledger():
-        near = ", ".join(c for c in ledger() if c.startswith(id.partition("-")[0] + "-"))
-        raise PerflabError(f"There is no claim {id}{f': the ledger has {near}' if near else ' in the ledger'}.")
-    return ledger()[id]
-
-
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Answer):
     """A finding on a claim as it stands in the source."""
 
     claim: Claim
@@ -55,8 +49,7 @@ class Verdict:
     @property
     def state(self) -> str:
         """The finding's state; of a recorded machine's figures it does not say HERE."""
-        source = self.finding.source
-        return self.finding.state if source == "here" else self.finding.state.replace("HERE", f"ON {source}")
+        return _where(self.finding.state, self.finding.source)
 
     def __repr__(self):
         """Stable: a timed verdict differs between machines, so that only its rule is shown."""
@@ -66,10 +59,7 @@ class Verdict:
     def __str__(self):
         return f"{self.claim.id} {self.state}: {self.finding.rule}; seen {self.finding.seen}"
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {"text/plain": repr(self), "text/html": self._html()}
-
-    def _html(self) -> str:
+    def html(self) -> str:
         colour = _COLOURS.get(self.finding.state, "#b34700")
         rule, seen = html.escape(self.finding.rule), html.escape(self.finding.seen)
         return (
@@ -80,38 +70,47 @@ class Verdict:
         )
 
 
+def _where(state: str, source: str) -> str:
+    return state if source == "here" else state.replace("HERE", f"ON {source}")
+
+
 def judge(id: str, finding: Finding) -> Verdict:
     """The verdict on claim `id`, kept in the logbook. Raises PerflabError for an unknown claim or one that
     the ledger calls untestable.
 
     >>> judge("C1-1", sweep.ratio(16, 0).at_least(4))  # doctest: +SKIP
     """
-    judged = claim(id)
+    if id not in ledger():
+        near = ", ".join(c for c in ledger() if c.startswith(id.partition("-")[0] + "-"))
+        raise PerflabError(f"There is no claim {id}{f': the ledger has {near}' if near else ' in the ledger'}.")
+    judged = ledger()[id]
     if judged.untested:
         raise PerflabError(f"{id} is not judged: {judged.untested}")
     if not isinstance(finding, Finding):
         raise PerflabError(f"judge({id!r}, ...) takes a finding, such as result.ratio(a, b).at_least(1.2).")
     verdict = Verdict(judged, finding)
-    kept = {"claim": id, "state": finding.state, "rule": finding.rule, "seen": finding.seen}
-    kept |= {"exact": finding.exact, "source": finding.source, "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ")}
-    record.append("verdicts", id, kept)
+    taken = time.strftime("%Y-%m-%dT%H:%M:%SZ")
+    record.append("verdicts", id, {"claim": id, **asdict(finding), "taken": taken})
     return verdict
 
 
 @dataclass(frozen=True)
-class Card:
+class Card(Answer):
     """The latest verdict on every claim."""
 
-    rows: list[dict]
+    verdicts: list[dict]
 
     def __repr__(self):
-        return f"Card of {len(ledger())} claims"
+        return f"Card of {len(self.verdicts)} claims"
 
     def __str__(self):
-        return "\n".join(f"{r['claim']:8} {r['state']}" for r in self.rows)
+        return "\n".join(f"{row['claim']:8} {row['verdict']}" for row in self.verdicts)
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {"text/plain": repr(self), "text/html": card_html(self)}
+    def rows(self) -> list[dict]:
+        return self.verdicts
+
+    def html(self) -> str:
+        return table(self.verdicts)
 
 
 def card() -> Card:
@@ -121,18 +120,10 @@ def card() -> Card:
     Card of ... claims
     """
     latest = {entry["claim"]: entry for entry in record.entries("verdicts")}
-    rows = []
+    verdicts = []
     for c in ledger().values():
         entry = latest.get(c.id, {})
         state = entry.get("state") or ("TEXT ONLY" if c.untested else "not judged yet")
-        if (source := entry.get("source", "here")) != "here":
-            state = state.replace("HERE", f"ON {source}")
-        rows.append({"claim": c.id, "says": c.says, "state": state, "notebook": c.notebook})
-    return Card(rows)
-
-
-def card_html(shown: Card | None = None) -> str:
-    rows = (shown or card()).rows
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(v)}</td>" for v in r.values()) + "</tr>" for r in rows)
-    head = "".join(f"<th>{name}</th>" for name in ("claim", "the source says", "verdict", "notebook"))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        verdict = _where(state, entry.get("source", "here"))
+        verdicts.append({"claim": c.id, "the source says": c.says, "verdict": verdict, "notebook": c.notebook})
+    return Card(verdicts)

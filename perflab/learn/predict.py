@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import ipywidgets as widgets
 
 from perflab.bench import record
-from perflab.bench.estimate import Estimate
+from perflab.bench.estimate import LEAST, Estimate
 from perflab.bench.units import digits
 from perflab.errors import PerflabError
 from perflab.show import style
@@ -77,41 +77,39 @@ class Prediction:
         answered = known and measured.source == "here" and self.guess is not None
         if answered and not any(record.entries("reveals", self.question)):
             record.append("reveals", self.question, {"guess": self.guess, "truth": measured.mid})
+        estimates = {"measured here" if measured.source == "here" else measured.source: measured} | dict(beside or {})
+        points = {name: e for name, e in estimates.items() if not e.why}
+        fig = self._drawn(points, bound if bound is not None and math.isfinite(bound) else None, measured.why)
+        bounded = ", the bound dashed" if bound is not None else ""
+        return style.Picture.of(fig, f"{self.question} The guess and the measurement on one axis{bounded}.")
+
+    def _drawn(self, points: Mapping[str, Estimate], bound: float | None, why: str):
+        """The figure of points by name, of guess and bound where there are any, and of why nothing was measured."""
         fig, ax = style.figure(height=2.1)
-        plate = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        rows = [(measured, "measured here" if measured.source == "here" else measured.source, style.HERE)]
-        rows += [(e, name, style.RECORDED) for name, e in (beside or {}).items() if e.why == ""]
-        if measured.source != "here":
-            rows[0] = (measured, measured.source, style.RECORDED)
-        for y, (e, name, colour) in enumerate(r for r in rows if r[0].why == ""):
-            spread = [[e.mid - e.lo], [e.hi - e.mid]] if math.isfinite(e.lo + e.hi) else None
-            ax.errorbar([e.mid], [y], xerr=spread, fmt="o", color=colour, capsize=4)
-            yet = "" if e.exact or e.n >= 6 else ", no interval yet"
-            text = f"{name}: {digits(e.mid)} {self.unit}".rstrip() + yet
-            ax.annotate(text, (e.mid, y), (0, 7), textcoords="offset points", color=colour, ha="center", bbox=plate)
+        height = max(1, len(points))
+        for y, (name, e) in enumerate(points.items()):
+            _point(ax, y, name, e, self.unit)
         if self.guess is not None:
             ax.plot([self.guess], [0], "D", color=style.PARTS[1], markersize=8)
-            ax.annotate(
-                f"your guess: {digits(self.guess)}", (self.guess, 0), (0, -16), textcoords="offset points", ha="center"
-            )
-        if bound is not None and math.isfinite(bound):
+            text = f"your guess: {digits(self.guess)}"
+            ax.annotate(text, (self.guess, 0), (0, -16), textcoords="offset points", ha="center")
+        if bound is not None:
             ax.axvline(bound, color=style.BOUND, linestyle="--")
-            ax.annotate(f" bound {digits(bound)}", (bound, len(rows) - 0.35), color=style.BOUND, fontsize=9, va="top")
+            ax.annotate(f" bound {digits(bound)}", (bound, height - 0.35), color=style.BOUND, fontsize=9, va="top")
         if self.log:
             ax.set_xscale("log")
             ax.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
-        marks = [e.mid for e, _, _ in rows if e.why == ""] + [b for b in (bound, self.guess) if b is not None]
+        marks = [e.mid for e in points.values()] + [x for x in (bound, self.guess) if x is not None]
         low, high = min([self.low, *marks]), max([self.high, *marks])
-        ax.set_xlim(low / 1.3 if self.log else low, high * 1.3 if self.log else high + 0.05 * (high - low))
-        ax.set_ylim(-0.7, len(rows) - 0.3)
+        ax.set_xlim((low / 1.3, high * 1.3) if self.log else (low, high + 0.05 * (high - low)))
+        ax.set_ylim(-0.7, height - 0.3)
         ax.set_yticks([])
         ax.set_xlabel(f"{self.question} {f'({self.unit})' if self.unit else ''}".strip())
-        if measured.why:
-            ax.text(0.5, 0.5, measured.why, transform=ax.transAxes, ha="center", color=style.RECORDED, fontsize=9)
+        if why:
+            ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", color=style.RECORDED, fontsize=9)
         if self.guess is None:
             ax.set_title("no guess was locked", color=style.RECORDED, fontsize=9)
-        bounded = ", the bound dashed" if bound is not None else ""
-        return style.Picture.of(fig, f"{self.question} The guess and the measurement on one axis{bounded}.")
+        return fig
 
     def __repr__(self):
         return f"Prediction({self.question} {self.low:g} to {self.high:g} {self.unit})".replace(" )", ")")
@@ -119,6 +117,17 @@ class Prediction:
     def _repr_mimebundle_(self, include=None, exclude=None):
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         return {"application/vnd.jupyter.widget-view+json": view, "text/plain": repr(self)}
+
+
+def _point(ax, y: int, name: str, e: Estimate, unit: str):
+    """One estimate in its row, with its interval where it has one; a recorded machine's in grey."""
+    colour = style.HERE if name == "measured here" else style.RECORDED
+    spread = [[e.mid - e.lo], [e.hi - e.mid]] if math.isfinite(e.lo + e.hi) else None
+    ax.errorbar([e.mid], [y], xerr=spread, fmt="o", color=colour, capsize=4)
+    yet = "" if e.exact or e.n >= LEAST else ", no interval yet"
+    text = f"{name}: {digits(e.mid)} {unit}".rstrip() + yet
+    plate = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    ax.annotate(text, (e.mid, y), (0, 7), textcoords="offset points", color=colour, ha="center", bbox=plate)
 
 
 def calibration() -> str:

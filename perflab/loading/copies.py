@@ -2,42 +2,36 @@
 
 import html
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from perflab.bench import machine, record
 from perflab.bench.result import Result
-from perflab.bench.units import quantity, step_of
-from perflab.show import style
-
-from .transfer import nbytes_of
+from perflab.bench.units import nbytes_of, quantity, step_of
+from perflab.show import style, table
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(table.Answer):
     """Where the figures of a Result come from. Its plain text is the same on every machine."""
 
-    result: Result
+    def __init__(self, result: Result):
+        self.result = result
 
-    @property
-    def sentence(self) -> str:
-        r = self.result
-        if r.source != "here":
-            why = f" ({'; '.join(r.asked)})" if r.asked else ""
+    def __str__(self):
+        where, asked = machine.named(self.result.machine), "; ".join(self.result.asked)
+        if self.result.source != "here":
             return (
-                f"Not measured here{why}. The figures of this notebook are those recorded on {r.source}: "
-                f"{machine.named(r.machine)}. They say nothing about your machine."
+                f"Not measured here{f' ({asked})' if asked else ''}. The figures of this notebook are those recorded "
+                f"on {self.result.source}: {where}. They say nothing about your machine."
             )
-        if not r.measured:
-            return f"Nothing is measured here ({'; '.join(r.asked) or r.stopped}), so that no verdict below can tell."
-        return f"The figures of this notebook are measured here: {machine.named(r.machine)}."
+        if not self.result.measured:
+            return f"Nothing is measured here ({asked or self.result.stopped}), so that no verdict below can tell."
+        return f"The figures of this notebook are measured here: {where}."
 
     def __repr__(self):
         return f"Where the figures of {self.result.study} come from"
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
+    def html(self) -> str:
         colour = "inherit" if self.result.source == "here" else style.RECORDED
-        shown = f'<p style="color:{colour}"><b>{html.escape(self.sentence)}</b></p>'
-        return {"text/plain": repr(self), "text/html": shown}
+        return f'<p style="color:{colour}"><b>{html.escape(str(self))}</b></p>'
 
 
 def by_size(result: Result, ways: Sequence[str], sizes: Sequence[str], bound: float | None = None):
@@ -47,56 +41,46 @@ def by_size(result: Result, ways: Sequence[str], sizes: Sequence[str], bound: fl
     """
     from IPython.display import display
 
-    display({"text/plain": repr(result), "text/html": size_table(result, ways, sizes)}, raw=True)
-    beside = record.beside(result)
-    if any(r.measured for r in (result, *beside)):
-        display(size_figure(result, ways, sizes, beside, bound))
+    rows = [{"size": size} | {way: _time_and_rate(result, f"{way} {size}") for way in ways} for size in sizes]
+    display({"text/plain": repr(result), "text/html": table.table(rows, [result.provenance])}, raw=True)
+    results = [r for r in (*record.beside(result), result) if r.measured]
+    if results:
+        display(_figure(result, results, ways, sizes, bound))
 
 
-def size_table(result: Result, ways: Sequence[str], sizes: Sequence[str]) -> str:
-    """As HTML: the time of one copy with its interval, and its rate."""
-    rows = [
-        "<table><thead><tr><th>size</th>",
-        *(f"<th>{html.escape(way)}</th>" for way in ways),
-        "</tr></thead><tbody>",
-    ]
-    for size in sizes:
-        rows.append(f"<tr><td>{size}</td>")
-        for way in ways:
-            time, rate = (result[m].of(f"{way} {size}") for m in ("time_s", "bytes_per_s"))
-            why = html.escape(result.reasons.get(f"{way} {size}", time.why))
-            text = why or f"{time}<br>{quantity(rate.mid, rate.unit)}"
-            rows.append(f"<td>{text}</td>")
-        rows.append("</tr>")
-    return "".join([*rows, "</tbody></table>", f"<p><small>{html.escape(result.provenance)}</small></p>"])
+def _time_and_rate(result: Result, value: str) -> table.Html:
+    time, rate = result["time_s"].of(value), result["bytes_per_s"].of(value)
+    if why := result.reasons.get(value, time.why):
+        return table.Html(html.escape(why))
+    return table.Html(f"{time}<br>{quantity(rate.mid, rate.unit)}")
 
 
 @style.styled
-def size_figure(
-    result: Result, ways: Sequence[str], sizes: Sequence[str], beside: Sequence[Result], bound: float | None
+def _figure(
+    result: Result, results: Sequence[Result], ways: Sequence[str], sizes: Sequence[str], bound: float | None
 ) -> style.Picture:
-    """bytes/s over bytes, both on log axes, a line a way; recorded machines in grey."""
+    """bytes/s over bytes, both on log axes, a line a way; of `results`, those beside `result` in grey."""
     fig, ax = style.figure(height=4.0)
     factor, unit = step_of(1e9, "bytes/s")
-    for k, way in enumerate(ways):
-        for r in (*beside, result):
-            points = [(nbytes_of(s), r["bytes_per_s"].of(f"{way} {s}")) for s in sizes]
-            points = [(x, e) for x, e in points if not e.why]
-            if not points:
-                continue
-            xs, ys = [x for x, _ in points], [e.mid / factor for _, e in points]
+    for number, way in enumerate(ways):
+        colour, marker = style.PARTS[number % 6], "osv^Dh"[number % 6]
+        for r in results:
+            measured = [size for size in sizes if f"{way} {size}" in r.measured]
+            xs = [nbytes_of(size) for size in measured]
+            rates = [r["bytes_per_s"].of(f"{way} {size}") for size in measured]
+            ys = [rate.mid / factor for rate in rates]
             if r is result:
-                ax.plot(xs, ys, "osv^Dh"[k % 6] + "-", color=style.PARTS[k % 6], markersize=5, label=way, zorder=3)
-                ends = [(e.lo / factor, e.hi / factor) for _, e in points if e.n >= 6]
-                if len(ends) == len(xs):
-                    ax.fill_between(xs, *zip(*ends, strict=True), color=style.PARTS[k % 6], alpha=0.2, linewidth=0)
+                ax.plot(xs, ys, f"{marker}-", color=colour, markersize=5, label=way, zorder=3)
+                limits = ([rate.lo / factor for rate in rates], [rate.hi / factor for rate in rates])
+                ax.fill_between(xs, *limits, color=colour, alpha=0.2, linewidth=0)
             else:
-                ax.plot(xs, ys, "-", color=style.RECORDED, linewidth=1, label=r.source if k == 0 else None)
+                name = r.source if way == ways[0] else None
+                ax.plot(xs, ys, "-", color=style.RECORDED, linewidth=1, label=name)
     if bound is not None and bound > 0:
         ax.axhline(bound / factor, color=style.BOUND, linestyle="--", label="the bus")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.set_xticks([nbytes_of(s) for s in sizes], sizes)
+    ax.set_xticks([nbytes_of(size) for size in sizes], sizes)
     ax.yaxis.set_major_formatter("{x:g}")
     ax.minorticks_off()
     ax.set_xlabel("bytes a copy")

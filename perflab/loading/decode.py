@@ -139,10 +139,8 @@ def stored(dataset: Dataset) -> Iterator[Arrays]:
 def psnr(image: torch.Tensor, reference: torch.Tensor) -> float:
     """Peak signal-to-noise ratio in dB of uint8 pixels, 10 log10(255^2 / mean squared error); infinite if equal.
 
-    Tensors or arrays. Raises PerflabError for unequal shapes.
+    Tensors or arrays, of one shape.
     """
-    image, reference = torch.as_tensor(image), torch.as_tensor(reference)
-    if image.shape != reference.shape:
-        raise PerflabError(f"pixels of shape {tuple(image.shape)} and {tuple(reference.shape)} cannot be compared.")
-    error = (image.cpu().double() - reference.cpu().double()).square().mean().item()
+    difference = torch.as_tensor(image).cpu().double() - torch.as_tensor(reference).cpu().double()
+    error = difference.square().mean().item()
     return 10 * math.log10(255**2 / error) if error else math.inf

@@ -8,11 +8,6 @@ from perflab.show import style
 from perflab.show.explorer import Explorer
 
 
-def cores_needed(rate_per_s: float, sample_s: float) -> float:
-    """Cores that do nothing but load: samples asked for a second times processor seconds a sample (Little's law)."""
-    return rate_per_s * sample_s
-
-
 def explore_workers(**sweeps: Result) -> Explorer:
     """Replays measured sweeps, named by keyword: rate over workers per core, beside the rate that a model asks.
 
@@ -21,28 +16,29 @@ def explore_workers(**sweeps: Result) -> Explorer:
 
     def draw(ax, regime: str, wanted: float) -> str:
         result = sweeps[regime]
-        points = [(float(v), result[result.rate_name].of(v)) for v in result.measured]
-        if not points:
+        rates = {f"{float(v):g}": result["images_per_s"].of(v) for v in result.measured}
+        if not rates:
             ax.set_axis_off()
             return f"Nothing was measured: {'; '.join(result.asked) or result.stopped}."
-        best = max(e.mid for _, e in points)
-        colour = style.HERE if result.source == "here" else style.RECORDED
-        for k, (_, e) in enumerate(points):
-            ax.bar(k, e.mid, color=colour, alpha=1 if e.mid >= wanted else 0.35, width=0.6)
-            if e.lo > 0 and e.hi < float("inf"):
-                ax.errorbar([k], [e.mid], [[e.mid - e.lo], [e.hi - e.mid]], color="black", capsize=3)
+        best = max(rate.mid for rate in rates.values())
+        here = result.source == "here"
+        for k, rate in enumerate(rates.values()):
+            colour = style.HERE if here else style.RECORDED
+            ax.bar(k, rate.mid, color=colour, alpha=1 if rate.mid >= wanted else 0.35, width=0.6)
+            if rate.lo > 0 and rate.hi < float("inf"):
+                ax.errorbar([k], [rate.mid], [[rate.mid - rate.lo], [rate.hi - rate.mid]], color="black", capsize=3)
         ax.set_ylim(0, 1.25 * (max(best, wanted) if wanted < 4 * best else best))
         ax.axhline(wanted, color=style.BOUND, linestyle="--")
         across, plate = ax.get_yaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8}
         ax.text(0.995, wanted, "asked for", color=style.BOUND, transform=across, ha="right", va="bottom", bbox=plate)
-        ax.set_xticks(range(len(points)), [f"{x:g}" for x, _ in points])
+        ax.set_xticks(range(len(rates)), rates)
         ax.set_xlabel(f"{result.variable} ({result.machine.get('cores', '?')} cores)")
         ax.set_ylabel("images/s")
-        ax.set_title(f"{regime}: {'measured here' if result.source == 'here' else f'recorded on {result.source}'}")
-        enough = next((x for x, e in points if e.mid >= wanted), None)
+        ax.set_title(f"{regime}: {'measured here' if here else f'recorded on {result.source}'}")
+        enough = next((workers for workers, rate in rates.items() if rate.mid >= wanted), None)
         if enough is None:
             return f"None of these feeds {digits(wanted)} images/s: the best gives {best / wanted:.0%} of it."
-        return f"{enough:g} workers per core feed {digits(wanted)} images/s: more of them only cost memory."
+        return f"{enough} workers per core feed {digits(wanted)} images/s: more of them only cost memory."
 
     return Explorer(
         draw,

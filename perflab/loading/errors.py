@@ -2,7 +2,7 @@
 
 import functools
 import tomllib
-from collections.abc import Iterator
+import traceback
 
 from perflab import paths
 
@@ -13,8 +13,9 @@ def explain(what: str | BaseException) -> str:
     >>> explain("worker (pid 7) is killed by signal: Bus error.")[:48]
     'A worker wrote to memory that is backed by nothi'
     """
-    text = " ".join(_chain(what)) if isinstance(what, BaseException) else str(what)
-    return next((sentence for words, sentence in _causes() if all(w in text.lower() for w in words)), "")
+    if isinstance(what, BaseException):  # torch says "exited unexpectedly", and the error before it says why
+        what = "".join(traceback.format_exception(what, limit=0))
+    return next((sentence for words, sentence in _causes() if all(w in what.lower() for w in words)), "")
 
 
 @functools.cache
@@ -22,12 +23,3 @@ def _causes() -> list[tuple[list[str], str]]:
     """The words of a message, all of which must occur, and the sentence; the first match is given."""
     data = tomllib.loads((paths.DATA / "errors.toml").read_text(encoding="utf8"))
     return [(entry["words"], entry["sentence"].format(less=data["less"])) for entry in data["errors"]]
-
-
-def _chain(error: BaseException | None) -> Iterator[str]:
-    """An error and those that it was raised from: torch says "exited unexpectedly" and keeps the cause there."""
-    seen = set()
-    while error is not None and id(error) not in seen:  # a chain may close on itself
-        seen.add(id(error))
-        yield f"{type(error).__name__}: {error}"
-        error = error.__cause__ or error.__context__

@@ -18,23 +18,8 @@ BATCHES, BATCH_BYTES, SHARE = 8, 32 * MIB, 0.7
 def _batches() -> list[torch.Tensor]:
     """Pinned float32 batches. What they hold is new with every check: memory that an earlier check left
     behind must not pass for a copy that has arrived."""
-    made = []
-    for k in range(BATCHES):
-        x = torch.empty(BATCH_BYTES // 4, pin_memory=True)
-        made.append(x.fill_(1 + k + random.random()))
-    return made
-
-
-def _wrong(answer, step, side) -> int:
-    """How many of the results differ from those of a plain loop; all of them where their number does."""
-    batches = _batches()
-    expected = [step(x.to("cuda")).item() for x in batches]
-    got = answer(batches, step, side)
-    torch.cuda.synchronize()
-    got = [float(result) for result in got]
-    if len(got) != len(expected):
-        return len(expected)
-    return sum(not math.isclose(a, b, rel_tol=1e-3) for a, b in zip(got, expected, strict=True))
+    empty = [torch.empty(BATCH_BYTES // 4, pin_memory=True) for _ in range(BATCHES)]
+    return [x.fill_(1 + k + random.random()) for k, x in enumerate(empty)]
 
 
 def _at_once(x: torch.Tensor) -> torch.Tensor:
@@ -53,12 +38,13 @@ def _late(pair: Pair):
     return step
 
 
-def _in_turn(batches, step) -> list:
-    return [step(x.to("cuda", non_blocking=True)) for x in batches]
-
-
-def _bare(batches, step) -> list:
-    return [step(x) for x in batches]
+def _wrong(answer, step, side) -> int:
+    """How many of the results differ from those of a plain loop."""
+    batches = _batches()
+    expected = [step(x.to("cuda")).item() for x in batches]
+    results = answer(batches, step, side)
+    torch.cuda.synchronize()
+    return sum(not math.isclose(float(a), b, rel_tol=1e-3) for a, b in zip(results, expected, strict=True))
 
 
 def _overlapped(answer) -> Outcome:
@@ -74,36 +60,33 @@ def _overlapped(answer) -> Outcome:
 
 
 def _on_device(answer, pair: Pair) -> Outcome:
-    got = answer(_batches(), _at_once, pair.side)
-    if not isinstance(got, list | tuple) or len(got) != BATCHES:
+    results = answer(_batches(), _at_once, pair.side)  # the memory that it takes is cached, and waits for nothing later
+    if not isinstance(results, list | tuple) or len(results) != BATCHES:
         return Outcome(INCORRECT, "it returns a list with what step returned for each batch, in their order.")
-    if wrong := _wrong(answer, _at_once, pair.side):
-        return Outcome(
-            INCORRECT,
-            f"{wrong} of {BATCHES} results are wrong when a step reads its batch at once: the current stream has to "
-            "wait for the stream that copies before the step may run.",
-        )
-    if wrong := _wrong(answer, _late(pair), pair.side):
-        return Outcome(
-            INCORRECT,
-            f"{wrong} of {BATCHES} results are wrong when a step reads its batch late: its memory was given to "
-            "another copy meanwhile. Tell the allocator which stream uses it: record_stream.",
-        )
+    causes = {
+        _at_once: "at once: the current stream has to wait for the stream that copies before the step may run.",
+        _late(pair): "late: its memory was given to another copy meanwhile. Tell the allocator which stream uses it: "
+        "record_stream.",
+    }
+    for step, cause in causes.items():
+        if wrong := _wrong(answer, step, pair.side):
+            said = f"{wrong} of {BATCHES} results are wrong when a step reads its batch {cause}"
+            return Outcome(INCORRECT, said)
     return _timed(answer, pair)
 
 
 def _timed(answer, pair: Pair) -> Outcome:
     pinned = [pair.pinned] * (2 * BATCHES)
-    loops = {
-        "in turn": lambda: _in_turn(pinned, step),
-        "overlapped": lambda: answer(pinned, step, pair.side),
-        "nothing to copy": lambda: _bare([pair.target] * len(pinned), step),
-    }
 
     def step(x):
         pair.compute()
         return x[:1].clone()  # a view would keep every batch
 
+    loops = {
+        "in turn": lambda: [step(x.to("cuda", non_blocking=True)) for x in pinned],
+        "overlapped": lambda: answer(pinned, step, pair.side),
+        "nothing to copy": lambda: [step(pair.target) for _ in pinned],
+    }
     result = vary("loop", loops, lambda loop: loop(), study="03.exercise", budget_s=5)
     timing.synchronize()
     if "overlapped" in result.reasons:
@@ -113,38 +96,29 @@ def _timed(answer, pair: Pair) -> Outcome:
         *(("time_s", loop) for loop in ("in turn", "overlapped", "nothing to copy")),
         what="share of the copies that overlapped hides",
     )
-    finding = hidden.at_least(SHARE)
-    if finding.state == HOLDS:
+    state = hidden.at_least(SHARE).state
+    if state == HOLDS:
         return Outcome(CORRECT, f"the same results, and {hidden.mid:.0%} of the copying is hidden.")
-    if finding.state == NOT:
+    if state == NOT:
         return Outcome(
             INCORRECT,
             f"the results are right, but {max(0, hidden.mid):.0%} of the copying is hidden, and not {SHARE:.0%}: "
             "the next copy must be under way, on a stream of its own, while the step runs.",
         )
-    return Outcome(
-        CANNOT, f"the results are right, but the time cannot tell ({hidden}): check again on a quiet device."
-    )
+    unclear = f"the results are right, but the time cannot tell ({hidden}): check again on a quiet device."
+    return Outcome(CANNOT, unclear)
 
 
 COPY_MS, COMPUTE_MS = 64 * 3 * 224 * 224 * 4 / 20e9 * 1e3, 8.0
 GAIN = (COMPUTE_MS + COPY_MS) / COMPUTE_MS
 
-_SHARE = "that is a share, f; the bound is the old step over the new one."
-_PART = "that is the new step as a part of the old; the question is how many times faster."
-_LONG = "that is how long the copy takes; compare the step with it and the step without."
 _most = numeric(
     GAIN,
     "the copy disappears behind the computation, which stays: 9.93 ms become 8.",
     [
-        (1 / GAIN, _PART),
-        (100 / GAIN, _PART),
-        ((COMPUTE_MS + COPY_MS / 4) / COMPUTE_MS, "you counted one byte a number; float32 has four."),
-        (COPY_MS, _LONG),
-        (COPY_MS / 1e3, _LONG),
-        (COPY_MS / (COPY_MS + COMPUTE_MS), _SHARE),
-        (COPY_MS / COMPUTE_MS, _SHARE),
-        (2, "twice is what two equally long parts give; here the copy is much the shorter."),
+        (1 / GAIN, "that is the new step as a part of the old; the question is how many times faster."),
+        (COPY_MS, "that is how long the copy takes; compare the step with it and the step without."),
+        (COPY_MS / (COPY_MS + COMPUTE_MS), "that is a share, f; the bound is the old step over the new one."),
         (1 + COMPUTE_MS / COPY_MS, "it is the copy that hides behind the computation, not the other way round."),
     ],
     "bytes of the batch over bytes a second, then the step with the copy over the one without.",

@@ -5,7 +5,6 @@ DataLoader workers import this file: torch, numpy and PIL may enter, nothing tha
 
 import functools
 import io
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -69,34 +68,38 @@ def _own(folder: Path, limit: int) -> Images:
         changed = folder.stat().st_mtime_ns
     except OSError as fault:
         raise PerflabError(f"PERFLAB_IMAGES={folder} cannot be opened ({fault.strerror}); {advice}") from None
-    found = _checked(folder.resolve(), limit, changed)
-    if not found.paths:
-        what = f"no readable image ({_few(found.skipped)})" if found.skipped else "no file"
+    own = _readable(folder.resolve(), limit, changed)
+    if not own.paths:
+        what = f"no readable image ({_few(own.skipped)})" if own.skipped else "no file"
         raise PerflabError(f"PERFLAB_IMAGES={folder} holds {what}; {advice}")
-    return found
+    return own
 
 
 @functools.cache
-def _checked(folder: Path, limit: int, changed: int) -> Images:
+def _readable(folder: Path, limit: int, changed: int) -> Images:
     """The first `limit` readable images below the folder; `changed` marks its state."""
-    paths, skipped, files = [], [], _walk(folder)
-    with bar("your images", "images") as shown, ThreadPoolExecutor(cores()) as pool:
-        while len(paths) < limit and (batch := list(itertools.islice(files, 64))):
-            for path, fault in zip(batch, pool.map(_fault, batch), strict=True):
-                shown.update()
-                if fault:
-                    skipped.append((str(path.relative_to(folder)), fault))
-                elif len(paths) < limit:
-                    paths.append(path)
+    paths, skipped = [], []
+    with bar("your images", "images") as progress:
+        for path, fault in _files(folder):
+            progress.update()
+            if fault:
+                skipped.append((str(path.relative_to(folder)), fault))
+            else:
+                paths.append(path)
+            if len(paths) == limit:
+                break
     return Images(tuple(paths), tuple(skipped), "your folder")
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Every file below, sorted folder by folder; hidden ones are left out."""
-    for where, inner, files in os.walk(folder):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        shown = (Path(where, name) for name in sorted(files) if not name.startswith("."))
-        yield from (path for path in shown if path.is_file())
+def _files(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Every file below that is not hidden, sorted folder by folder, with its fault; 64 at a time, on all cores."""
+    with ThreadPoolExecutor(cores()) as pool:
+        for where, inner, names in os.walk(folder):
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            shown = [Path(where, name) for name in sorted(names) if not name.startswith(".")]
+            for start in range(0, len(shown), 64):
+                files = list(filter(Path.is_file, shown[start : start + 64]))
+                yield from zip(files, pool.map(_fault, files), strict=True)
 
 
 def _fault(path: Path) -> str:

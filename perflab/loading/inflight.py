@@ -4,12 +4,15 @@ Workers started by spawn or forkserver import this file: nothing that draws or t
 """
 
 import contextlib
+import io
 import itertools
 import mmap
 import multiprocessing
+import pickle
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,70 +20,51 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from perflab.bench import cleanup, interrupt, machine
-from perflab.bench.estimate import Estimate
-from perflab.bench.result import Metric, label
+from perflab.bench.fork import value_of_fork
 from perflab.bench.units import quantity
-from perflab.errors import PerflabError
+from perflab.errors import PerflabError, first_line
 
 from .rebuild import rebuilt
+
+SHM = Path("/dev/shm")
+
 
 # -- batches
 
 
-class _Asked:
-    """A sampler that counts what was drawn from it, in the process that draws."""
-
-    def __init__(self, sampler):
-        self.sampler, self.drawn = sampler, 0
-
-    def __len__(self):
-        return len(self.sampler)
-
-    def __iter__(self):
-        for x in self.sampler:
-            self.drawn += 1
-            yield x
-
-
-class _Tallied:
-    """A collate function that adds one byte to a file for each batch it makes, from whichever process."""
-
-    def __init__(self, collate, path: str):
-        self.collate, self.path = collate, path
-
-    def __call__(self, samples):
-        batch = self.collate(samples)
-        with open(self.path, "ab", buffering=0) as tally:
-            tally.write(b".")
-        return batch
+def _tallied(tally: Path, collate: Callable, samples):
+    """A collate function that adds one byte to a file for each batch, from whichever process makes it."""
+    batch = collate(samples)
+    with tally.open("ab", buffering=0) as file:
+        file.write(b".")
+    return batch
 
 
 class _Flight:
     """A loader like the learner's, opened: `asked` and `made` count its batches, `batches` is its iterator."""
 
     def __init__(self, loader: DataLoader, tally: Path, patience_s: float):
-        self._tally, self._patience_s = tally, patience_s
-        self._sampler = _Asked(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
-        whole = {"batch_sampler": self._sampler, "batch_size": 1, "sampler": None, "drop_last": False}
-        how = whole if loader.batch_sampler is not None else {"sampler": self._sampler}
-        self._loader = rebuilt(loader, collate_fn=_Tallied(loader.collate_fn, str(tally)), **how)
-        self.batches = iter(self._loader)
+        self.asked, self.tally, self.patience_s = 0, tally, patience_s
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        changes = {name: self._drawn(getattr(loader, name)), "collate_fn": partial(_tallied, tally, loader.collate_fn)}
+        self.batches = iter(rebuilt(loader, **changes))
 
-    @property
-    def asked(self) -> int:
-        return self._sampler.drawn
+    def _drawn(self, sampler) -> Iterator:
+        for indices in sampler:
+            self.asked += 1
+            yield indices
 
     @property
     def made(self) -> int:
-        return self._tally.stat().st_size
+        return self.tally.stat().st_size
 
     def settle(self):
         """Wait until every batch that was asked for is made, or none has come for `patience_s` seconds."""
-        seen, since = self.made, time.monotonic()
-        while self.made < self.asked and time.monotonic() - since < self._patience_s:
+        made, since = self.made, time.monotonic()
+        while self.made < self.asked and time.monotonic() - since < self.patience_s:
             time.sleep(0.002)
-            if self.made > seen:
-                seen, since = self.made, time.monotonic()
+            if self.made > made:
+                made, since = self.made, time.monotonic()
 
 
 @contextlib.contextmanager
@@ -104,25 +88,21 @@ def in_flight(loader: DataLoader, patience_s: float = 10.0) -> dict[str, int]:
     >>> in_flight(DataLoader(range(99), num_workers=2, prefetch_factor=4))
     {'asked': 8, 'made': 8, 'after_one': 9}
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        raise PerflabError(
-            "in_flight counts the lists of indices that a DataLoader draws for a map-style dataset; "
-            f"{_named(loader)} has none: count its samples instead."
-        )
+    _refuse_streams(loader, "in_flight")
     with interrupt.Interruptible() as door:
-        return door.call(_or_a_sentence, lambda: _counted(loader, patience_s))
+        return door.call(_or_a_sentence, _counted, loader, patience_s)
 
 
-def _or_a_sentence(work: Callable[[], int]):
+def _or_a_sentence(work: Callable[[DataLoader, float], object], loader: DataLoader, patience_s: float):
     """What the work gives; PerflabError in place of an error of the dataset or its workers."""
     try:
-        return work()
+        return work(loader, patience_s)
     except PerflabError:
         raise
-    except Exception as e:
-        lines = str(e).strip().splitlines() or [type(e).__name__]
-        why = lines[-1] if lines[0].startswith("Caught ") else lines[0]
-        raise PerflabError(f"This loader cannot make its batches ({why[:200]}): mend the dataset first.") from None
+    except Exception as error:
+        caught_in_worker = str(error).startswith("Caught ")
+        why = str(error).strip().splitlines()[-1][:200] if caught_in_worker else first_line(error)
+        raise PerflabError(f"This loader cannot make its batches ({why}): mend the dataset first.") from None
 
 
 def _counted(loader: DataLoader, patience_s: float) -> dict[str, int]:
@@ -133,10 +113,18 @@ def _counted(loader: DataLoader, patience_s: float) -> dict[str, int]:
         return counts | {"after_one": flight.made}
 
 
-def _named(loader) -> str:
-    if isinstance(loader, DataLoader):
-        return f"an iterable dataset ({type(loader.dataset).__name__})"
-    return f"what you gave ({type(loader).__name__})"
+def _refuse(loader, name: str):
+    if not isinstance(loader, DataLoader):
+        raise PerflabError(f"{name} takes a DataLoader, not what you gave ({type(loader).__name__}).")
+
+
+def _refuse_streams(loader, name: str):
+    _refuse(loader, name)
+    if isinstance(loader.dataset, IterableDataset):
+        raise PerflabError(
+            f"{name} counts the lists of indices that a DataLoader draws for a map-style dataset; an iterable "
+            f"dataset ({type(loader.dataset).__name__}) has none: count its samples instead."
+        )
 
 
 # -- bytes
@@ -145,100 +133,64 @@ def _named(loader) -> str:
 def batch_bytes(loader: DataLoader, patience_s: float = 60.0) -> int:
     """The shared memory that one batch takes: one sample is fetched, collated alone and scaled up.
 
-    Tensors in lists, tuples, mappings and attributes count, each rounded up to whole pages; strings and
-    other objects travel by a pipe and count nothing. A collate function that pads to the longest sample
-    makes this an estimate. The sample is fetched in a forked copy of this process, so that generators,
-    streams and what the dataset opens lazily stay as they are here. Raises PerflabError if the sample
-    cannot be had, or not within `patience_s` seconds.
+    Tensors count wherever they are in the batch, each rounded up to whole pages; strings and other objects
+    travel by a pipe and count nothing. A collate function that pads to the longest sample makes this an
+    estimate. The sample is fetched in a forked copy of this process, so that generators, streams and what
+    the dataset opens lazily stay as they are here. Raises PerflabError if the sample cannot be had, or not
+    within `patience_s` seconds.
     """
-    answer = _in_a_copy(lambda: _sizes(loader), patience_s)
-    if isinstance(answer, str):
+    try:
+        sizes = value_of_fork(lambda: _sizes(loader), patience_s)
+    except PerflabError as reason:
         raise PerflabError(
-            f"The first sample cannot be made into a batch ({answer}): mend the dataset before you look at its loader."
-        )
-    return sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in answer)
-
-
-def _in_a_copy(work: Callable[[], object], patience_s: float):
-    """What `work` returns in a fork of this process, or the text of its error."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(theirs, work), daemon=True)
-    child.start()
-    theirs.close()
-    try:
-        return ours.recv() if ours.poll(patience_s) else f"no answer within {patience_s:g} s"
-    except EOFError:
-        return "the process that tried it died"
-    finally:
-        child.kill()
-        child.join()
-        ours.close()
-
-
-def _answer(pipe, work: Callable[[], object]):
-    torch.set_num_threads(1)  # the pool of threads did not come along
-    try:
-        pipe.send(work())
-    except Exception as e:
-        pipe.send(f"{type(e).__name__}: {e}")
+            f"The first sample cannot be made into a batch ({reason}): mend the dataset before you look at its loader."
+        ) from None
+    return sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)
 
 
 def _sizes(loader: DataLoader) -> list[int]:
-    """The bytes of each tensor of a full batch; none where there is no sample."""
-    data, batched = loader.dataset, loader.batch_sampler is not None
-    iterable = isinstance(data, IterableDataset)
-    if not iterable and hasattr(data, "__len__") and not len(data):
+    """The bytes of each tensor of the first batch, were all its samples like the first; none without a batch."""
+    batched = loader.batch_sampler is not None
+    indices = next(iter(loader.batch_sampler), []) if batched else list(itertools.islice(loader.sampler, 1))
+    if isinstance(loader.dataset, IterableDataset):
+        samples = list(itertools.islice(loader.dataset, 1))
+    else:
+        samples = [loader.dataset[i] for i in indices[:1]]
+    if not samples:
         return []
-    found = list(itertools.islice(data, 1)) if iterable else [data[0]]
-    size = 1
-    if batched:
-        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-        size = size or len(next(iter(loader.batch_sampler), ()))  # a batch sampler of the learner's own
-        if hasattr(data, "__len__") and not iterable:
-            size = min(size, len(data))
-    return [size * n for x in found for n in _shared(loader.collate_fn([x] if batched else x), set())]
+    pickler = _TensorPickler(io.BytesIO())
+    pickler.dump(loader.collate_fn(samples if batched else samples[0]))
+    return [len(indices) * tensor.nbytes for tensor in pickler.tensors.values()]
 
 
-def _shared(x, seen: set) -> list[int]:
-    """The bytes of each tensor in a batch that goes through shared memory."""
-    if id(x) in seen or isinstance(x, str | bytes | int | float | None):
-        return []
-    seen.add(id(x))
-    if isinstance(x, torch.Tensor):
-        return [x.numel() * x.element_size()] if x.device.type == "cpu" else []
-    members = (
-        x.values()
-        if isinstance(x, Mapping)
-        else x
-        if isinstance(x, list | tuple)
-        else vars(x).values()
-        if hasattr(x, "__dict__")
-        else ()
-    )
-    return [size for member in members for size in _shared(member, seen)]
+class _TensorPickler(pickle.Pickler):
+    """Pickles a batch as a worker does that sends it, and notes the tensors that go by shared memory instead."""
 
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file)
+        self.tensors: dict[int, torch.Tensor] = {}
 
-def _checked(loader, name: str):
-    if not isinstance(loader, DataLoader):
-        raise PerflabError(f"{name} takes a DataLoader, not {_named(loader)}.")
+    def persistent_id(self, x) -> int | None:
+        if not isinstance(x, torch.Tensor) or x.device.type != "cpu":
+            return None
+        self.tensors[id(x)] = x
+        return id(x)
 
 
 def flight_bytes(loader: DataLoader) -> int:
     """What the workers may hold ready, in bytes of shared memory: workers x prefetch_factor x batch."""
-    _checked(loader, "flight_bytes")
+    _refuse(loader, "flight_bytes")
     return loader.num_workers * (loader.prefetch_factor or 0) * batch_bytes(loader) if loader.num_workers else 0
 
 
 def seen_bytes(loader: DataLoader, patience_s: float = 10.0) -> int:
     """What a loader like this one takes of /dev/shm when it is opened and left alone. Raises PerflabError
     where there is no /dev/shm. Other users of /dev/shm disturb it."""
-    if not Path("/dev/shm").is_dir():
+    if not SHM.is_dir():
         raise PerflabError("There is no /dev/shm here: shared memory can be watched on Linux only.")
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        raise PerflabError(f"seen_bytes takes a DataLoader over a map-style dataset, not {_named(loader)}.")
+    _refuse_streams(loader, "seen_bytes")
     with interrupt.Interruptible() as door:
-        return door.call(_or_a_sentence, lambda: _taken(loader, patience_s))
+        return door.call(_or_a_sentence, _taken, loader, patience_s)
 
 
 def _taken(loader: DataLoader, patience_s: float) -> int:
@@ -257,16 +209,16 @@ def fitting(loader: DataLoader) -> DataLoader:
     In `prepare` of a sweep: a value that does not fit becomes a row with its reason. Raises PerflabError
     if the batches in flight and the one in the loop's hands exceed the free bytes of /dev/shm or of RAM.
     """
-    _checked(loader, "fitting")
+    _refuse(loader, "fitting")
     if not loader.num_workers:
         return loader
-    batch, ahead = batch_bytes(loader), loader.num_workers * loader.prefetch_factor
-    need = (ahead + 1) * batch
+    batch = batch_bytes(loader)
+    need = (loader.num_workers * loader.prefetch_factor + 1) * batch
     what = (
         f"{loader.num_workers} x {loader.prefetch_factor} + 1 batches of {quantity(batch, 'bytes')} take "
         f"{quantity(need, 'bytes')}: lower prefetch_factor, use fewer workers or uint8 items"
     )
-    if Path("/dev/shm").is_dir() and need > (free := machine.shm_bytes()):
+    if SHM.is_dir() and need > (free := machine.shm_bytes()):
         larger = "enlarge it (docker run --shm-size=8g)"
         raise PerflabError(f"/dev/shm has {quantity(free, 'bytes')} free, and {what}, or {larger}.")
     if need > (free := machine.ram_bytes()):
@@ -286,24 +238,3 @@ def held_bytes(method: str = "fork") -> int:
             with contextlib.suppress(psutil.Error):
                 total += psutil.Process(child.pid).memory_full_info().uss
     return total
-
-
-@contextlib.contextmanager
-def ending(loader: DataLoader) -> Iterator[DataLoader]:
-    """The loader, whose workers are ended on the way out, whichever way that is."""
-    try:
-        yield loader
-    finally:
-        cleanup.end_loader_workers(loader)
-
-
-# -- differences
-
-
-def difference(metric: Metric, a, b) -> Estimate:
-    """`a` minus `b`, from the rounds in which both were measured: what an epoch saves, in the metric's unit."""
-    what = f"{metric.name} of {label(a)} - {label(b)}"
-    if (missing := metric.ratio(a, b)).why:
-        return Estimate.missing(what, missing.why, metric.source)
-    ours, theirs = metric.rounds[label(a)], metric.rounds[label(b)]
-    return Estimate.of([ours[r] - theirs[r] for r in ours if r in theirs], what, metric.unit, metric.source)

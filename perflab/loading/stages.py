@@ -8,10 +8,12 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from perflab.bench import cleanup, interrupt
@@ -62,37 +64,19 @@ class _Notes:
         thread = "main thread" if main else "pinning thread"
         self.events.append(Event(stage, place, thread, os.getpid(), start, end, inner))
 
-    def taken(self) -> list[Event]:
-        events, self.events = self.events, []
-        return events
-
-
-class _Noted:
-    """A stage of a dataset in place of the method or the callable attribute of that name."""
-
-    def __init__(self, notes: _Notes, owner: Dataset, name: str):
-        self.notes, self.owner, self.name = notes, owner, name
-        self.attribute = vars(owner).get(name)
-
-    def __call__(self, *args, **named):
-        if self.attribute is not None:
-            return self.notes.call(self.name, self.attribute, *args, **named)
-        method = getattr(type(self.owner), self.name)
-        return self.notes.call(self.name, method.__get__(self.owner), *args, **named)
-
 
 def _noted(dataset: Dataset, stages: Sequence[str], notes: _Notes) -> Dataset:
     """A shallow copy of `dataset` whose named stages are noted; the learner's own stays as it is."""
-    for name in stages:
-        if not callable(getattr(dataset, name, None)):
-            have = [n for n in dir(dataset) if not n.startswith("_") and callable(getattr(dataset, n, None))]
-            raise PerflabError(
-                f"{type(dataset).__name__} has no method or callable attribute {name!r} that could be a "
-                f"stage: it has {', '.join(have) or 'none'}."
-            )
     twin = copy.copy(dataset)
-    for name in stages:
-        setattr(twin, name, _Noted(notes, twin, name))
+    for stage in stages:
+        function = getattr(twin, stage, None)
+        if not callable(function):
+            names = [n for n in dir(dataset) if not n.startswith("_") and callable(getattr(dataset, n, None))]
+            raise PerflabError(
+                f"{type(dataset).__name__} has no method or callable attribute {stage!r} that could be a "
+                f"stage: it has {', '.join(names) or 'none'}."
+            )
+        setattr(twin, stage, partial(notes.call, stage, function))
     return twin
 
 
@@ -130,52 +114,30 @@ def stage_times(
 class _Batch:
     """A batch with the events that made it. DataLoader calls `pin_memory` where it pins."""
 
-    def __init__(self, data, notes: _Notes):
-        self.data, self.notes = data, notes
+    def __init__(self, data, events: list[Event]):
+        self.data, self.events = data, events
 
     def pin_memory(self):
-        self.data = self.notes.call("pin", _pinned, self.data)
+        notes = _Notes()
+        self.data = notes.call("pin", tree_map_only, torch.Tensor, torch.Tensor.pin_memory, self.data)
+        self.events += notes.events
         return self
 
 
-def _pinned(data):
-    if isinstance(data, torch.Tensor):
-        return data.pin_memory()
-    if isinstance(data, dict):
-        return {key: _pinned(x) for key, x in data.items()}
-    return [_pinned(x) for x in data] if isinstance(data, list | tuple) else data
+def _collated(notes: _Notes, collate: Callable, items) -> _Batch:
+    """A collate function whose batch takes along what this process noted since the last one."""
+    data = notes.call("collate", collate, items)
+    events, notes.events = notes.events, []
+    return _Batch(data, events)
 
 
-class _Collate:
-    def __init__(self, collate: Callable, notes: _Notes):
-        self.collate, self.notes = collate, notes
-
-    def __call__(self, items) -> _Batch:
-        data = self.notes.call("collate", self.collate, items)
-        mine = _Notes()
-        mine.events = self.notes.taken()
-        return _Batch(data, mine)
-
-
-class _Drawn:
-    """A sampler whose draws are noted. It stays in the main process."""
-
-    def __init__(self, sampler, notes: _Notes):
-        self.sampler, self.notes = sampler, notes
-
-    def __len__(self):
-        return len(self.sampler)
-
-    def __iter__(self):
-        drawn = iter(self.sampler)
-        while True:
-            start = self.notes.clock()
-            try:
-                indices = next(drawn)
-            except StopIteration:
-                return
-            self.notes.add("sampler", start, self.notes.clock())
-            yield indices
+def _drawn(sampler: Iterable, notes: _Notes) -> Iterator:
+    """What a sampler draws, each draw noted."""
+    start = notes.clock()
+    for indices in sampler:
+        notes.add("sampler", start, notes.clock())
+        yield indices
+        start = notes.clock()
 
 
 def trace(loader: DataLoader, stages: Sequence[str] = (), to: Callable | None = None) -> list[Event]:
@@ -188,35 +150,33 @@ def trace(loader: DataLoader, stages: Sequence[str] = (), to: Callable | None = 
     if not isinstance(loader, DataLoader):
         raise PerflabError(f"trace takes a DataLoader, not {type(loader).__name__}: DataLoader(dataset, batch_size=8).")
     with interrupt.Interruptible() as door:
-        return door.call(_traced, loader, stages, to)
+        return door.call(_traced, loader, [stages] if isinstance(stages, str) else stages, to)
 
 
 def _traced(loader: DataLoader, stages: Sequence[str], to: Callable | None) -> list[Event]:
-    stages = [stages] if isinstance(stages, str) else stages
     there, here = _Notes(), _Notes()
     changes = {
         "dataset": _noted(loader.dataset, stages, there),
-        "collate_fn": _Collate(loader.collate_fn, there),
+        "collate_fn": partial(_collated, there, loader.collate_fn),
         "persistent_workers": False,
     }
     if (sampler := batches_drawn(loader)) is not None:
-        changes["batch_sampler"] = _Drawn(sampler, here)
-    noted = iter(rebuilt(loader, **changes))
+        changes["batch_sampler"] = _drawn(sampler, here)
+    batches = iter(rebuilt(loader, **changes))
     events: list[Event] = []
     try:
-        for batch in noted:
+        for batch in batches:
             arrived = here.clock()
-            made = batch.notes.taken()
-            collated = next(e for e in made if e.stage == "collate")
-            if collated.place == "worker processes":
-                pinning = sum(e.own_s for e in made if e.stage == "pin")
-                events.append(Event("queue", "between processes", "", 0, collated.end_s, arrived, pinning))
-            events += made
+            collate = next(event for event in batch.events if event.stage == "collate")
+            if collate.place == "worker processes":
+                pinning = sum(event.own_s for event in batch.events if event.stage == "pin")
+                events.append(Event("queue", "between processes", "", 0, collate.end_s, arrived, pinning))
+            events += batch.events
             if to is not None:
                 here.call("copy", _waited, to, batch.data)
     finally:
-        cleanup.end_loader_workers(noted)
-    return here.taken() + events
+        cleanup.end_loader_workers(batches)
+    return here.events + events
 
 
 def _waited(to: Callable, data):
@@ -229,16 +189,16 @@ def stage_map(events: Sequence[Event]) -> dict[str, dict]:
 
     Processes are told apart by pid. The queue has no process: it is what lies between them.
     """
-    order = dict.fromkeys(["sampler", *(e.stage for e in events if e.stage not in _LAST), *_LAST])
+    last = ["collate", "queue", "pin", "copy"]
+    stages = dict.fromkeys(event.stage for event in events)
+    own = [stage for stage in stages if stage not in ("sampler", *last)]
     rows = {}
-    for stage in order:
-        mine = [e for e in events if e.stage == stage]
-        if mine:
-            place = f"{mine[0].place}, {mine[0].thread}" if mine[0].thread else mine[0].place
-            processes = {e.pid for e in mine if e.thread}
-            time_s = statistics.median(e.own_s for e in mine)
-            rows[stage] = {"runs in": place, "processes": len(processes), "calls": len(mine), "time_s": time_s}
+    for stage in filter(stages.__contains__, ["sampler", *own, *last]):
+        calls = [event for event in events if event.stage == stage]
+        rows[stage] = {
+            "runs in": ", ".join(filter(None, [calls[0].place, calls[0].thread])),
+            "processes": len({event.pid for event in calls if event.thread}),
+            "calls": len(calls),
+            "time_s": statistics.median(event.own_s for event in calls),
+        }
     return rows
-
-
-_LAST = ("collate", "queue", "pin", "copy")

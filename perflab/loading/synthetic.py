@@ -2,14 +2,9 @@
 
 import io
 import itertools
-import multiprocessing
 import os
-import signal
-import sys
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -95,8 +90,7 @@ def make(quick: bool = True, folder: str | Path | None = None, counts: Mapping[s
     `<folder>/1080p/0000.jpg` and so on, `500x375/` likewise, and in `256px/` a small copy of each 1080p image.
     `counts` replaces the numbers of the quick or the full set; the quick set is the beginning of the full one.
     Without `folder` they lie in the course's data folder or, where that takes no file, in the learner's own.
-    Raises PerflabError if no folder takes them. Where processes are spawned (macOS), a script calls this below
-    `if __name__ == "__main__"`.
+    Raises PerflabError if no folder takes them.
     """
     counts = counts or (QUICK if quick else FULL)
     pictures = [(size, index) for size, count in counts.items() for index in range(count)]
@@ -125,39 +119,21 @@ def _complete(folder: Path, pictures: Sequence[tuple[str, int]]) -> None:
     left = [picture for picture in pictures if _missing(folder, *picture)]
     if not left:
         return
-    # A forked worker starts at once and needs no guarded __main__; ours runs numpy and PIL on one thread.
-    method = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-    pool = ProcessPoolExecutor(cores(), method, initializer=_follow_parent)
-    with bar("course images", "images", len(left), delay_s=0.3) as shown:
+    pool = ThreadPoolExecutor(min(8, cores()))  # numpy and PIL let go of the interpreter where they compute
+    with bar("course images", "images", len(left), delay_s=0.3) as progress:
         try:
             for _ in pool.map(_write, itertools.repeat(folder), left):
-                shown.update()
-        except BrokenProcessPool:
-            raise PerflabError(
-                "a process that made the course's images was killed, most likely because memory ran out: "
-                "start again, what was made stays"
-            ) from None
+                progress.update()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def _write(folder: Path, which: tuple[str, int]) -> None:
     size, index = which
-    whole = jpeg(picture(index, *SIZES[size]))
+    large = jpeg(picture(index, *SIZES[size]))
     for file in _missing(folder, size, index):
-        content = whole
-        if file.parent.name != size:
-            with Image.open(io.BytesIO(whole)) as image:
-                content = jpeg(image.resize(SIZES[file.parent.name], Image.Resampling.LANCZOS))
-        put(file, content)
-
-
-def _follow_parent() -> None:
-    """An interrupt is the parent's to handle: it lets each worker end its file. A worker dies with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def watch() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+        if file.parent.name == size:
+            put(file, large)
+        else:
+            with Image.open(io.BytesIO(large)) as image:
+                put(file, jpeg(image.resize(SIZES[file.parent.name], Image.Resampling.LANCZOS)))

@@ -6,36 +6,24 @@ DataLoader workers may import this file: torch and perflab.bench may enter, noth
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from perflab.bench import machine, timing
-from perflab.bench.estimate import Estimate
-from perflab.bench.result import Metric, label
-from perflab.errors import PerflabError
+from perflab.bench.units import nbytes_of
 
 MIB = 2**20
-_FACTORS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# Gigatransfers a second of one lane, and the share of them that is payload: 8b/10b, 128b/130b, then flits.
-# Source: PCI Express Base Specification 6.0, section 1.2; overheads of packets are not in it.
-_LANE = {
-    1: (2.5, 8 / 10),
-    2: (5, 8 / 10),
-    3: (8, 128 / 130),
-    4: (16, 128 / 130),
-    5: (32, 128 / 130),
-    6: (64, 242 / 256),
+# Gigabits a second of one lane, by generation: transfers, and the share of them that is payload (8b/10b, 128b/130b,
+# then flits). Source: PCI Express Base Specification 6.0, section 1.2; overheads of packets are not in it.
+_LANE_GBIT_PER_S = {
+    1: 2.5 * 8 / 10,
+    2: 5 * 8 / 10,
+    3: 8 * 128 / 130,
+    4: 16 * 128 / 130,
+    5: 32 * 128 / 130,
+    6: 64 * 242 / 256,
 }
-
-
-def nbytes_of(size: str) -> int:
-    """ "64 KiB" as bytes. Raises PerflabError for anything else than a number and KiB, MiB or GiB."""
-    try:
-        number, unit = size.split()
-        return int(number) * _FACTORS[unit]
-    except (AttributeError, KeyError, ValueError):
-        raise PerflabError(f'The size {size!r} is unknown: write it as "64 KiB", "16 MiB" or "1 GiB".') from None
 
 
 def grid(ways: Sequence[str], sizes: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -66,8 +54,7 @@ def locked(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def lane_bytes_per_s(generation: int, lanes: int) -> float:
     """Bytes a second in one direction of a PCI Express link; nan for a generation that is not known here."""
-    transfers, payload = _LANE.get(generation, (math.nan, math.nan))
-    return transfers * 1e9 * payload * lanes / 8
+    return _LANE_GBIT_PER_S.get(generation, math.nan) * 1e9 / 8 * lanes
 
 
 def bus() -> dict[str, dict[str, float]]:
@@ -108,60 +95,25 @@ class Pair:
             self.side = torch.cuda.Stream()
             self._a, self._b = (timing.random_input(self.width, self.width, device="cuda", seed=s) for s in (0, 1))
             self._out = torch.empty_like(self._a)
-            self.repeats = self._sized()
+            copy_s = _fastest(lambda: self.target.copy_(self.pinned, non_blocking=True))
+            product_s = _fastest(self._multiply, calls=10)
+            self.repeats = max(1, round(self.longer * copy_s / product_s))
         return self
+
+    def _multiply(self):
+        torch.mm(self._a, self._b, out=self._out)
 
     def compute(self):
         for _ in range(self.repeats):
-            torch.mm(self._a, self._b, out=self._out)
+            self._multiply()
 
     def close(self):
         """Give the memory back; `ready()` would build it anew."""
         self.repeats = 0
         self.pageable = self.pinned = self.target = self.side = self._a = self._b = self._out = None
 
-    def _sized(self) -> int:
-        copy_s = _fastest(lambda: self.target.copy_(self.pinned, non_blocking=True))
-        product_s = _fastest(lambda: torch.mm(self._a, self._b, out=self._out), calls=10)
-        return max(1, round(self.longer * copy_s / product_s))
-
 
 def _fastest(call: Callable[[], object], calls: int = 1) -> float:
     """Seconds of one call, the least of a few blocks after two to warm up."""
     timing.wall(call, calls, blocks=2)
     return min(timing.wall(call, calls, blocks=7)[0])
-
-
-def over_sum(metric: Metric, value: str, parts: Sequence[str]) -> Estimate:
-    """`value` over the sum of `parts`, paired by round: 1 says that they took turns, 0.5 that two equal
-    parts overlapped entirely."""
-    what = f"{metric.name} of {label(value)} / ({' + '.join(map(label, parts))})"
-    rows, why = _paired(metric, [value, *parts])
-    if why:
-        return Estimate.missing(what, why, metric.source)
-    return Estimate.of_ratio([math.log(whole / sum(alone)) for whole, *alone in rows], what, metric.source)
-
-
-def hidden_share(metric: Metric, overlapped: str, in_turn: str, without: str) -> Estimate:
-    """The share of the copying that `overlapped` hides, paired by round: 0 none, 1 all of it.
-
-    `in_turn` copies and computes one after the other, `without` has nothing to copy; their difference is
-    what the copies cost. Where it is none, there is nothing to hide and no share.
-    """
-    what = f"share of the copies that {label(overlapped)} hides"
-    rows, why = _paired(metric, [overlapped, in_turn, without])
-    if not why and any(serial <= bare for _, serial, bare in rows):
-        why = "the copies are too short beside the rest to be seen"
-    if why:
-        return Estimate.missing(what, why, metric.source)
-    return Estimate.of([(serial - seen) / (serial - bare) for seen, serial, bare in rows], what, source=metric.source)
-
-
-def _paired(metric: Metric, values: Sequence[str]) -> tuple[list[tuple[float, ...]], str]:
-    """The figures of all `values` by round, from the rounds that have them all; or why there are none."""
-    seen: list[Mapping[int, float]] = [metric.rounds.get(label(v), {}) for v in values]
-    for v, rounds in zip(values, seen, strict=True):
-        if not rounds:
-            return [], metric.of(v).why
-    shared = sorted(set.intersection(*map(set, seen)))
-    return [tuple(rounds[r] for rounds in seen) for r in shared], "" if shared else "no round has them all"

@@ -24,8 +24,10 @@ from perflab.bench import machine
 from perflab.bench.code import Place, caller, is_own, place
 from perflab.bench.units import quantity
 from perflab.errors import PerflabError
-from perflab.launch import given
+from perflab.launch.dispatch import check_callable
 from perflab.show.table import Answer, paragraph, table
+
+FORWARD, BACKWARD, OPTIMIZER, REST = PHASES = "forward", "backward", "optimizer", "rest"
 
 FORWARD, BACKWARD, OPTIMIZER, REST = PHASES = "forward", "backward", "optimizer", "rest"
 BEFORE = "before the first step"
@@ -107,7 +109,7 @@ def peak_step(step: Callable[[], object], steps: int = 3, device: str | None = N
     >>> peak_step(lambda: torch.ones(1000, 1000).sum(), device="cpu")
     Peak in step 1, forward, 4,000,004 bytes, counted by tensors
     """
-    given.check("peak_step", step)
+    check_callable(step)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise PerflabError(f"steps={steps!r} must be a whole number of at least 1.")
     device = device or machine.device()

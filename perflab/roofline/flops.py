@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 BASIC, DIVIDE, FUNCTION = 1, 4, 8
 
@@ -71,11 +72,8 @@ def base_name(packet_name: str) -> str:
 
 def elements(arguments: Iterable[object]) -> int:
     """Elements of the largest floating argument; a list of tensors counts as one."""
-    sizes = [0]
-    for a in arguments:
-        group = a if isinstance(a, list | tuple) else [a]
-        sizes.append(sum(t.numel() for t in group if isinstance(t, torch.Tensor) and t.is_floating_point()))
-    return max(sizes)
+    groups = ([t for t in tree_leaves(a) if isinstance(t, torch.Tensor) and t.is_floating_point()] for a in arguments)
+    return max((sum(t.numel() for t in group) for group in groups), default=0)
 
 
 def flops_of(packet_name: str, args: Sequence, kwargs: Mapping, outputs: Sequence[torch.Tensor]) -> int | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perflab import paths
-from perflab.show.table import Answer, paragraph
 
 FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 HERE = "this machine"
@@ -37,32 +36,27 @@ class Roofs:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu(Roofs):
-    """One card as its maker describes it: dense peaks. `names` are the driver's, `sms` its multiprocessors."""
+    """One card as its maker describes it, with dense peaks: `names` are the driver's, `source` is the document."""
 
     names: tuple[str, ...]
-    capability: str
     source: str
-    sms: int | None
 
 
 @functools.cache
 def known() -> dict[str, Gpu]:
     """The cards of data/gpus.toml by name."""
-    tables = tomllib.loads((paths.DATA / "gpus.toml").read_text(encoding="utf8"))["gpu"]
-    return {table["name"]: _card(table) for table in tables}
-
-
-def _card(table: Mapping) -> Gpu:
-    return Gpu(
-        name=table["name"],
-        bytes_per_s=table["bandwidth"] * 1e9,
-        peaks={dtype: x * 1e12 for dtype, x in table["peak"].items()},
-        cache_bytes=table["l2"] * 2.0**20 if "l2" in table else None,
-        names=tuple(table["names"]),
-        capability=table["capability"],
-        source=table["source"],
-        sms=table.get("sms"),
-    )
+    cards = tomllib.loads((paths.DATA / "gpus.toml").read_text(encoding="utf8"))["gpu"]
+    return {
+        card["name"]: Gpu(
+            name=card["name"],
+            bytes_per_s=card["bandwidth"] * 1e9,
+            peaks={dtype: x * 1e12 for dtype, x in card["peak"].items()},
+            cache_bytes=card["l2"] * 2.0**20 if "l2" in card else None,
+            names=tuple(card["names"]),
+            source=card["source"],
+        )
+        for card in cards
+    }
 
 
 def _plain(name: str) -> str:
@@ -75,17 +69,11 @@ def find(driver_name: str) -> Gpu | None:
 
 
 @dataclass(frozen=True)
-class Sheet(Answer):
+class Sheet:
     """What is printed about the GPU of a machine, if anything; `sentence` says where that comes from, or why not."""
 
     gpu: Gpu | None
     sentence: str
-
-    def __repr__(self):
-        return "What is printed about this machine"
-
-    def html(self) -> str:
-        return paragraph(self.sentence)
 
 
 def sheet(names: Sequence[str]) -> Sheet:

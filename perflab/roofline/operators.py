@@ -1,11 +1,12 @@
 """The operators that notebook 05 places under the roofs: how each is called, and what it moves and calculates.
 
-Bytes are those of its inputs and its output, each once; FLOPs follow `arithmetic`. Counting a real call with
+Bytes are those of its inputs and its output, each once; FLOPs follow `flops`. Counting a real call with
 `work.counted` gives the same, but for the two numbers a row that layer_norm keeps for its backward pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,38 +19,19 @@ from .work import Work
 
 ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 SIZES = ("small", "medium", "large")
-CHANGES = ("as it is", "twice the rows", "half the bytes")
+CHANGES = AS_IT_IS, TWICE, HALF = ("as it is", "twice the rows", "half the bytes")
 
 
-@dataclass(frozen=True)
-class RoofOperator:
-    """An operator on a (rows, n) tensor x. `call(x, y, out)` writes into out where torch lets it.
+class RoofOperator(NamedTuple):
+    """An operator: `call(x, y, out)` writes into out where torch lets it.
 
-    `reads` and `writes` count tensors of x's size, `flops` those of one element; a product reads an
-    n x n matrix y instead and has 2 n FLOPs an element.
+    `reads` and `writes` count tensors of x's size, `flops` those of one element; a product reads a matrix y instead.
     """
 
-    name: str
     call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
     reads: int
     writes: int
     flops: int
-
-    def work(self, rows: int, n: int, dtype: str, columns: int | None = None) -> Work:
-        """Counted by formula: the FLOPs, and the bytes read and written, of one call.
-
-        columns: those of the matrix y of a product, where it is not square.
-        """
-        item = ITEM_BYTES[dtype]
-        x = rows * n * item
-        if self.name == "matmul":
-            columns = columns or n
-            return Work(1, 2 * rows * n * columns, x + n * columns * item, rows * columns * item)
-        return Work(1, self.flops * rows * n, self.reads * x, self.writes * x)
-
-    def roof(self, dtype: str) -> str:
-        """The arithmetic roof that holds for it: only products use tensor cores, the rest calculates in fp32."""
-        return dtype if self.name == "matmul" else "fp32"
 
 
 def _layer_norm(x, y, out):
@@ -60,89 +42,88 @@ def _softmax(x, y, out):
     torch.ops.aten._softmax.out(x, -1, False, out=out)
 
 
-def _by_name(*some: RoofOperator) -> dict[str, RoofOperator]:
-    return {o.name: o for o in some}
-
-
-OPERATORS: Mapping[str, RoofOperator] = _by_name(
-    RoofOperator("add", lambda x, y, out: torch.add(x, y, out=out), 2, 1, PER_ELEMENT["add"]),
-    RoofOperator("gelu", lambda x, y, out: torch.ops.aten.gelu.out(x, out=out), 1, 1, PER_ELEMENT["gelu"]),
-    RoofOperator("layer_norm", _layer_norm, 1, 1, PER_ELEMENT["native_layer_norm"]),
-    RoofOperator("softmax", _softmax, 1, 1, PER_ELEMENT["_softmax"]),
-    RoofOperator("matmul", lambda x, y, out: torch.mm(x, y, out=out), 1, 1, 0),
-)
-PROBES: Mapping[str, RoofOperator] = _by_name(  # beside them, to compare with: the same bytes, and nothing written
-    RoofOperator("copy", lambda x, y, out: out.copy_(x), 1, 1, 0),
-    RoofOperator("sum", lambda x, y, out: torch.sum(x), 1, 0, PER_ELEMENT["sum"]),
-)
+OPERATORS: Mapping[str, RoofOperator] = {
+    "add": RoofOperator(lambda x, y, out: torch.add(x, y, out=out), 2, 1, PER_ELEMENT["add"]),
+    "gelu": RoofOperator(lambda x, y, out: torch.ops.aten.gelu.out(x, out=out), 1, 1, PER_ELEMENT["gelu"]),
+    "layer_norm": RoofOperator(_layer_norm, 1, 1, PER_ELEMENT["native_layer_norm"]),
+    "softmax": RoofOperator(_softmax, 1, 1, PER_ELEMENT["_softmax"]),
+    "matmul": RoofOperator(lambda x, y, out: torch.mm(x, y, out=out), 1, 1, 0),
+}
+PROBES: Mapping[str, RoofOperator] = {  # beside them, to compare with: the same bytes, and nothing written
+    "copy": RoofOperator(lambda x, y, out: out.copy_(x), 1, 1, 0),
+    "sum": RoofOperator(lambda x, y, out: torch.sum(x), 1, 0, PER_ELEMENT["sum"]),
+}
 ALL = OPERATORS | PROBES
 
 
 @dataclass(frozen=True)
-class OperatorCase:
-    """One operator at one size with one change: what a cell of the study prepares."""
+class OperatorCall:
+    """An operator on x of (rows, n) in one format; a product multiplies x with a matrix of (n, columns)."""
 
     operator: str
-    size: str
-    change: str = CHANGES[0]
+    rows: int
+    n: int
+    dtype: str = "fp32"
+    columns: int = 0  # of a product
 
     @property
-    def label(self) -> str:
-        tail = "" if self.change == CHANGES[0] else f", {self.change}"
-        return f"{self.operator} {self.size}{tail}"
+    def work(self) -> Work:
+        """By formula: the FLOPs, and the bytes read and written, of one call."""
+        kind, item, x = ALL[self.operator], ITEM_BYTES[self.dtype], self.rows * self.n
+        if self.columns:
+            out, matrix = self.rows * self.columns, self.n * self.columns
+            return Work(1, 2 * self.rows * matrix, (x + matrix) * item, out * item)
+        return Work(1, kind.flops * x, kind.reads * x * item, kind.writes * x * item)
 
     @property
-    def dtype(self) -> str:
-        return "bf16" if self.change == "half the bytes" else "fp32"
+    def roof(self) -> str:
+        """The arithmetic roof that holds for it: only products use tensor cores, the rest calculates in fp32."""
+        return self.dtype if self.columns else "fp32"
 
-    def shape(self, on: str) -> tuple[int, int]:
-        """Rows and columns of x on "cuda" or "cpu"."""
-        n = _sides(on, self.operator)[SIZES.index(self.size)]
-        return n * (2 if self.change == "twice the rows" else 1), n
+    def ready(self, tensors: dict[tuple, torch.Tensor]) -> Callable[[], object]:
+        """The call with its inputs and memory for its result: random numbers from `tensors`, where they are kept.
 
-    def work(self, on: str) -> Work:
-        return ALL[self.operator].work(*self.shape(on), self.dtype)
+        Calls that share `tensors` share their inputs, by shape and format.
+        """
+
+        def tensor(rows: int, n: int, seed: int) -> torch.Tensor:
+            key = (rows, n, self.dtype, seed)
+            if key not in tensors:
+                dtype = peaks.DTYPES[self.dtype]
+                tensors[key] = random_input(rows, n, dtype=dtype, device=machine.device(), seed=seed)
+            return tensors[key]
+
+        x, out = tensor(self.rows, self.n, 0), tensor(self.rows, self.columns or self.n, 2)
+        y = tensor(self.n, self.columns, 1) if self.columns else tensor(self.rows, self.n, 1)
+        call = ALL[self.operator].call
+        return lambda: call(x, y, out)
 
 
-def _sides(on: str, operator: str) -> tuple[int, int, int]:
-    """Columns of the three sizes: one that starting it outlasts, one between, one beyond the caches.
+def label(operator: str, size: str, change: str = AS_IT_IS) -> str:
+    """ "add large, twice the rows": the name of a call in the study."""
+    return f"{operator} {size}" if change == AS_IT_IS else f"{operator} {size}, {change}"
+
+
+def grid(sizes: Sequence[str] = SIZES, on: str | None = None) -> dict[str, OperatorCall]:
+    """Every operator at these sizes, as it is and with both changes, by label; and the probes at the largest.
+
+    on: "cuda" or "cpu", by default the device of this machine.
+    """
+    cases = [(operator, size, change) for operator in OPERATORS for size in sizes for change in CHANGES]
+    cases += [(probe, SIZES[-1], AS_IT_IS) for probe in PROBES]
+    return {label(*case): _sized(*case, on or machine.device()) for case in cases}
+
+
+def _sized(operator: str, size: str, change: str, on: str) -> OperatorCall:
+    """The three sizes: one that starting it outlasts, one between, one beyond the caches.
 
     On a processor the result of layer_norm, for which there is no memory beforehand, stays below 32 MiB with
     twice the rows too: so the C library keeps the block, and no fresh pages are timed.
     """
     if on == "cuda":
-        return (16, 2048, 4096) if operator == "matmul" else (16, 512, 8192)
-    return {"matmul": (16, 128, 256), "layer_norm": (16, 256, 2000)}.get(operator, (16, 256, 2304))
-
-
-def grid(sizes: Sequence[str] = SIZES) -> dict[str, OperatorCase]:
-    """Every operator at these sizes, as it is and with both changes, by label; and the probes at the largest."""
-    cases = [OperatorCase(o, size, change) for o in OPERATORS for size in sizes for change in CHANGES]
-    cases += [OperatorCase(o, SIZES[-1]) for o in PROBES]
-    return {case.label: case for case in cases}
-
-
-class Tensors:
-    """Random inputs by shape and format, made once and shared by all operators, which only read them."""
-
-    def __init__(self):
-        self._made: dict[tuple, torch.Tensor] = {}
-
-    def get(self, rows: int, n: int, dtype: str, which: int = 0) -> torch.Tensor:
-        key = (rows, n, dtype, which)
-        if key not in self._made:
-            made = random_input(rows, n, dtype=peaks.DTYPES[dtype], device=machine.device(), seed=which)
-            self._made[key] = made
-        return self._made[key]
-
-    def clear(self):
-        self._made.clear()
-
-
-def prepared(case: OperatorCase, tensors: Tensors) -> Callable[[], object]:
-    """The call of a case, its tensors made: x, the other input, and memory for the result."""
-    rows, n = case.shape(machine.device())
-    x, out = tensors.get(rows, n, case.dtype), tensors.get(rows, n, case.dtype, 2)
-    y = tensors.get(n if case.operator == "matmul" else rows, n, case.dtype, 1)
-    call = ALL[case.operator].call
-    return lambda: call(x, y, out)
+        sides = (16, 2048, 4096) if operator == "matmul" else (16, 512, 8192)
+    else:
+        sides = {"matmul": (16, 128, 256), "layer_norm": (16, 256, 2000)}.get(operator, (16, 256, 2304))
+    n = sides[SIZES.index(size)]
+    rows, dtype = (2 * n if change == TWICE else n), ("bf16" if change == HALF else "fp32")
+    return OperatorCall(operator, rows, n, dtype, n if operator == "matmul" else 0)

@@ -67,21 +67,19 @@ def bf16_in_hardware() -> bool:
 
 def cpu_cache_bytes() -> float | None:
     """The last cache of the first core, as Linux describes it; None elsewhere."""
-    found = []
-    for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
-            text = (folder / "size").read_text().strip()
-            found.append(int(text.rstrip("KM")) * {"K": 2**10, "M": 2**20}.get(text[-1], 1))
-    return float(max(found)) if found else None
+            text = file.read_text().strip()
+            sizes.append(float(text.rstrip("KM")) * {"K": 2**10, "M": 2**20}.get(text[-1], 1))
+    return max(sizes, default=None)
 
 
 def device() -> dict[str, dict[str, float]]:
     """Rows for `observe`: the bytes of the last cache of what steps run on; nan where they are not known."""
-    if machine.cuda_devices():
-        found = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", None)
-    else:
-        found = cpu_cache_bytes()
-    return {"cache": {"cache_bytes": float(found) if found else math.nan}}
+    on_gpu = machine.cuda_devices()
+    known = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", None) if on_gpu else cpu_cache_bytes()
+    return {"cache": {"cache_bytes": float(known or math.nan)}}
 
 
 def in_a_row(call: Callable[[], object], repeats: int) -> float:
@@ -156,9 +154,16 @@ def measure(study: str = "05.roofs", kinds=KINDS, budget_s: float | None = None)
     A format that this machine does not offer is a row with the reason. `rate(result, kind)` and
     `of(result)` say what was reached.
     """
-    clock = "device" if machine.cuda_devices() else "wall"
-    how = {"prepare": prepared, "study": study, "work": work, "clock": clock, "budget_s": budget_s}
-    return vary("roof", kinds, lambda call: call(), **how)
+    return vary(
+        "roof",
+        kinds,
+        lambda call: call(),
+        prepare=prepared,
+        work=work,
+        study=study,
+        clock="device" if machine.cuda_devices() else "wall",
+        budget_s=budget_s,
+    )
 
 
 # -- what it says
@@ -210,18 +215,18 @@ class Beside(Answer):
         return f"Roofs, measured and printed: {', '.join(self.result.values)}"
 
     def rows(self) -> list[dict]:
-        copy = rate(self.result, COPY)
-        return [self._row(kind, copy) for kind in self.result.values]
+        return [self._row(kind) for kind in self.result.values]
 
-    def _row(self, kind: str, copy: Estimate) -> dict[str, str]:
-        seen, printed, share = rate(self.result, kind), self._printed(kind), self.share(kind)
-        why = self.result.reasons.get(kind, seen.why).removeprefix("prepare: ")
+    def _row(self, kind: str) -> dict[str, str]:
+        reached, printed, share = rate(self.result, kind), self._printed(kind), self.share(kind)
+        ridge = reached.mid / rate(self.result, COPY).mid
+        why = self.result.reasons.get(kind, reached.why).removeprefix("prepare: ")
         return {
             "roof": kind,
-            "measured": why if seen.why else str(seen),
+            "measured": why if reached.why else str(reached),
             "printed": "" if math.isnan(printed) else as_printed(printed, unit_of(kind)),
             "share": "" if math.isnan(share) else f"{share:.0%}",
-            "ridge (FLOP/byte)": "" if kind == COPY or seen.why or copy.why else f"{seen.mid / copy.mid:.3g}",
+            "ridge (FLOP/byte)": "" if kind == COPY or math.isnan(ridge) else f"{ridge:.3g}",
         }
 
     def html(self) -> str:

@@ -7,8 +7,9 @@ matrix products on tensor cores, off by default, and how much of a step they are
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -21,74 +22,33 @@ from perflab.errors import PerflabError
 from . import work
 
 LOW = (torch.bfloat16, torch.float16)
+CPU_NOTE = (
+    "On CPU autocast has operator lists of its own: layer_norm and softmax stay in the low dtype there. "
+    "This says nothing of CUDA."
+)
 
 
-@dataclass(frozen=True)
-class Ran:
-    """All calls of one operator that read and wrote the same dtypes."""
+class Ran(NamedTuple):
+    """An operator and the floating dtypes that it read and wrote: "bfloat16 + float32" where there are several."""
 
     operator: str
     reads: str
     writes: str
-    calls: int
-
-
-class Dtypes(TorchDispatchMode):
-    """Notes the dtypes that each operator really reads and writes; views, and what only allocates, are left out."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls: Counter[tuple[str, str, str]] = Counter()
-        self.casts = 0
-        self.copies: dict[tuple, int] = {}  # bytes of 16-bit copies of parameters, by what they are copies of
-        self.saved: dict[tuple, int] = {}  # bytes that autograd saves, each piece of memory once
-        self.parameter_bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        inputs, outputs = work.tensors([args, kwargs]), work.tensors(out)
-        name = func._overloadpacket.__name__
-        if (work.made_by(inputs, outputs) or func._schema.is_mutable) and "empty" not in name:
-            key = (name, _floats(inputs), _floats(outputs))
-            self.calls[key] += 1
-            self._cast(key, inputs, outputs)
-        return out
-
-    def _cast(self, key, inputs, outputs):
-        name, read, written = key
-        if name == "_to_copy" and read and written and read != written:
-            self.casts += 1
-            if isinstance(inputs[0], torch.nn.Parameter) or (inputs[0].is_leaf and inputs[0].requires_grad):
-                self.copies |= dict.fromkeys(work.views_of(inputs), outputs[0].nbytes)
-
-    @property
-    def operators(self) -> int:
-        return self.calls.total()
-
-
-def _floats(some) -> str:
-    """ "bfloat16 + float32": the floating dtypes of tensors, each once."""
-    return " + ".join(sorted({_plain(t.dtype) for t in some if t.is_floating_point()}))
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
 class Audit:
     """One forward under autocast, beside the same in float32.
 
-    `ran` has a row for each operator and its dtypes. `casts` are changes of a floating dtype, of `operators`
-    in all; `casts_uncached` as many with `cache_enabled=False`. `parameter_bytes` before, and inside the
+    `ran` has the number of calls of each operator and its dtypes. `casts` are changes of a floating dtype, of
+    `operators` in all; `casts_uncached` as many with `cache_enabled=False`. `parameter_bytes` before, and inside the
     region; `copy_bytes` is what copies of parameters in the low dtype take while it lasts. `saved_bytes` is
     what a backward pass would find: in float32, under autocast; parameters are not counted in it.
     """
 
     device: str
     dtype: str
-    ran: tuple[Ran, ...]
+    ran: Mapping[Ran, int]
     plain_operators: int
     operators: int
     casts: int
@@ -105,11 +65,11 @@ class Audit:
 
     def rows(self) -> dict[str, dict]:
         """Columns for `observe`: reads, writes and calls, by operator; the casts are its last rows."""
-        variants = Counter(r.operator for r in self.ran)
+        variants = Counter(key.operator for key in self.ran)
         rows = {}
-        for r in sorted(self.ran, key=lambda r: r.operator == "_to_copy"):
-            name = f"{r.operator}, {r.reads}" if variants[r.operator] > 1 else r.operator
-            rows[name] = {"reads": r.reads, "writes": r.writes, "calls": r.calls}
+        for key in sorted(self.ran, key=lambda key: key.operator == "_to_copy"):
+            name = f"{key.operator}, {key.reads}" if variants[key.operator] > 1 else key.operator
+            rows[name] = {"reads": key.reads, "writes": key.writes, "calls": self.ran[key]}
         return rows
 
     def __repr__(self):
@@ -117,18 +77,13 @@ class Audit:
         plain, low = (quantity(n, "bytes") for n in self.saved_bytes)
         lines = [
             f"autocast to {self.dtype} on {self.device}: {self.operators} operators, in float32 {self.plain_operators}",
-            f"  casts: {self.casts} ({self.casts_share:.0%} of the operators), without the cache {self.casts_uncached}",
-            f"  parameters: {before} before, {inside} inside, and copies of {quantity(self.copy_bytes, 'bytes')}",
-            f"  saved for backward: {plain} in float32, {low} under autocast",
-            *(f"  {r.operator}: reads {r.reads}, writes {r.writes}, {r.calls}x" for r in self.ran),
+            f"casts: {self.casts} ({self.casts_share:.0%} of the operators), without the cache {self.casts_uncached}",
+            f"parameters: {before} before, {inside} inside, and copies of {quantity(self.copy_bytes, 'bytes')}",
+            f"saved for backward: {plain} in float32, {low} under autocast",
+            *(f"{key.operator}: reads {key.reads}, writes {key.writes}, {n}x" for key, n in self.ran.items()),
+            self.note,
         ]
-        return "\n".join(lines + [f"  {self.note}"] * bool(self.note))
-
-
-CPU_NOTE = (
-    "On CPU autocast has operator lists of its own: layer_norm and softmax stay in the low dtype there. "
-    "This says nothing of CUDA."
-)
+        return "\n  ".join(filter(None, lines))
 
 
 def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: str | None = None) -> Audit:
@@ -150,17 +105,17 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
         raise PerflabError(f"audit cannot look at autocast on {device}: {why}.")
     if torch.is_autocast_enabled(device):
         raise PerflabError("audit turns autocast on by itself: call it outside of torch.autocast.")
-    plain = _seen(call, inputs, parameters, contextlib.nullcontext())
-    cached = _seen(call, inputs, parameters, torch.autocast(device, dtype))
-    uncached = _seen(call, inputs, parameters, torch.autocast(device, dtype, cache_enabled=False))
-    if not cached.operators:
+    plain = _watched(call, inputs, parameters, contextlib.nullcontext())
+    cached = _watched(call, inputs, parameters, torch.autocast(device, dtype))
+    uncached = _watched(call, inputs, parameters, torch.autocast(device, dtype, cache_enabled=False))
+    if not cached.calls:
         raise PerflabError("audit saw no operator: give it the eager model or function, not one captured in a graph.")
     return Audit(
         device,
         _plain(dtype),
-        tuple(Ran(*key, calls) for key, calls in cached.calls.items()),
-        plain.operators,
-        cached.operators,
+        cached.calls,
+        plain.calls.total(),
+        cached.calls.total(),
         cached.casts,
         uncached.casts,
         (plain.parameter_bytes, cached.parameter_bytes),
@@ -170,19 +125,59 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
     )
 
 
-def _seen(call, inputs, parameters, region) -> Dtypes:
-    seen, held = Dtypes(), []  # so that no memory is used twice
-    theirs = {view[0] for view in work.views_of(parameters)}  # they are there anyway
+class Dtypes(TorchDispatchMode):
+    """Notes the dtypes that each operator really reads and writes; views, and what only allocates, are left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: Counter[Ran] = Counter()
+        self.copies: dict[tuple, int] = {}  # bytes of the copies that autocast keeps, by what they are copies of
+        self.saved: dict[tuple, int] = {}  # bytes that autograd saves, each piece of memory once
+        self.parameter_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        inputs, outputs = work.tensors([args, kwargs]), work.tensors(out)
+        key = Ran(func._overloadpacket.__name__, _floats(inputs), _floats(outputs))
+        if (work.made_by(inputs, outputs) or func._schema.is_mutable) and "empty" not in key.operator:
+            self.calls[key] += 1
+            if _is_cast(key) and inputs[0].is_leaf and inputs[0].requires_grad:  # autocast's own rule for its cache
+                self.copies |= dict.fromkeys(work.views_of(inputs), outputs[0].nbytes)
+        return out
+
+    @property
+    def casts(self) -> int:
+        return sum(n for key, n in self.calls.items() if _is_cast(key))
+
+
+def _is_cast(key: Ran) -> bool:
+    return key.operator == "_to_copy" and "" != key.reads != key.writes != ""
+
+
+def _watched(call, inputs, parameters, region) -> Dtypes:
+    """What `call` does inside `region`."""
+    dtypes, held = Dtypes(), []  # held, so that no memory is used twice
+    known = {piece[0] for piece in work.views_of(parameters)}  # they are there anyway
 
     def pack(t):
         held.append(t)
-        seen.saved |= {view: n for view, n in work.views_of([t]).items() if view[0] not in theirs}
+        dtypes.saved |= {piece: n for piece, n in work.views_of([t]).items() if piece[0] not in known}
         return t
 
-    with region, seen, saved_tensors_hooks(pack, lambda t: t):
+    with region, dtypes, saved_tensors_hooks(pack, lambda t: t):
         call(*inputs)
-        seen.parameter_bytes = sum(p.nbytes for p in parameters)
-    return seen
+        dtypes.parameter_bytes = sum(p.nbytes for p in parameters)
+    return dtypes
+
+
+def _floats(some) -> str:
+    """ "bfloat16 + float32": the floating dtypes of tensors, each once."""
+    return " + ".join(sorted({_plain(t.dtype) for t in some if t.is_floating_point()}))
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def after_a_step(model: torch.nn.Module, *inputs, dtype: torch.dtype | None = None) -> dict[str, float | str]:

@@ -16,33 +16,36 @@ from perflab.show import style
 from perflab.show.explorer import Explorer
 
 from .gpus import FORMATS, Gpu, Roofs, known
-from .operators import OPERATORS
-from .work import OperatorWork
+from .operators import OPERATORS, OperatorCall
+from .work import Work
 
 ARITHMETIC, BANDWIDTH, OVERHEAD = "arithmetic", "bandwidth", "overhead"
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the model puts one call. `bound_s` is the least time it can take, set by `bound_by`; the three
-    times are what its FLOPs, its bytes and its start need by themselves, in seconds.
+    """Where the model puts one call: `needs_s` are the seconds that its FLOPs, its bytes and its start need by
+    themselves, by regime. The longest of them is its regime, and the least time that it can take, `bound_s`.
 
     `cached`: all that it touches fits the device's last cache, so that repeated calls may beat the roof of
     the copy, which was measured from memory.
     """
 
-    regime: str
-    bound_s: float
-    bound_by: str
-    arithmetic_s: float
-    bandwidth_s: float
-    overhead_s: float
+    needs_s: Mapping[str, float]
     intensity: float
     ridge: float
     cached: bool
 
+    @property
+    def regime(self) -> str:
+        return max(self.needs_s, key=self.needs_s.get)
 
-def place(work: OperatorWork, roofs: Roofs, dtype: str, overhead_s: float = 0.0) -> Placed:
+    @property
+    def bound_s(self) -> float:
+        return self.needs_s[self.regime]
+
+
+def place(work: Work, roofs: Roofs, dtype: str, overhead_s: float = 0.0) -> Placed:
     """Which limit holds for `work` (FLOPs and bytes) under the copy's roof and the arithmetic roof of `dtype`.
 
     overhead_s: what starting the call takes, however small it is. Raises PerflabError where the device has
@@ -50,33 +53,29 @@ def place(work: OperatorWork, roofs: Roofs, dtype: str, overhead_s: float = 0.0)
     """
     if dtype not in roofs.peaks:
         raise PerflabError(f"{roofs.name} has no roof for {dtype}: it has {', '.join(roofs.peaks) or 'none'}.")
-    moved = work.moved_bytes
-    needs = {
-        ARITHMETIC: (work.flops / roofs.peaks[dtype], f"its FLOPs at the {dtype} roof"),
-        BANDWIDTH: (moved / roofs.bytes_per_s, "its bytes at the roof of a copy"),
-        OVERHEAD: (overhead_s, "starting it"),
+    needs_s = {
+        ARITHMETIC: work.flops / roofs.peaks[dtype],
+        BANDWIDTH: work.moved_bytes / roofs.bytes_per_s,
+        OVERHEAD: overhead_s,
     }
-    regime = max(needs, key=lambda name: needs[name][0])
-    bound_s, bound_by = needs[regime]
-    fits = roofs.cache_bytes is not None and moved <= roofs.cache_bytes
-    intensity = work.flops / moved if moved else math.inf
-    return Placed(regime, bound_s, bound_by, *(s for s, _ in needs.values()), intensity, roofs.ridge(dtype), fits)
+    fits = roofs.cache_bytes is not None and work.moved_bytes <= roofs.cache_bytes
+    return Placed(needs_s, work.intensity, roofs.ridge(dtype), fits)
 
 
-def across(calls: Mapping[str, tuple[OperatorWork, str]]):
+def across(calls: Mapping[str, OperatorCall]):
     """The same calls on other roofs, as printed: a pandas DataFrame with a row a card.
 
-    calls: by name, what is counted and the format of its arithmetic. An empty cell: no such figure is printed.
+    calls: by name. An empty cell: no such figure is printed.
     """
     import pandas as pd
 
     rows = {}
     for name, card in known().items():
         rows[name] = {"bytes/s": quantity(card.bytes_per_s, "bytes/s")}
-        for call, (work, dtype) in calls.items():
-            placed = place(work, card, dtype) if dtype in card.peaks else None
-            rows[name][f"ridge, {dtype}"] = digits(placed.ridge) if placed else ""
-            rows[name][call] = f"{placed.regime}, {quantity(placed.bound_s, 's')}" if placed else ""
+        for title, call in calls.items():
+            placed = place(call.work, card, call.roof) if call.roof in card.peaks else None
+            rows[name][f"ridge, {call.roof}"] = digits(placed.ridge) if placed else ""
+            rows[name][title] = f"{placed.regime}, {quantity(placed.bound_s, 's')}" if placed else ""
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("card")
 
 
@@ -85,67 +84,23 @@ def across(calls: Mapping[str, tuple[OperatorWork, str]]):
 
 @dataclass(frozen=True)
 class Reached:
-    """One operator in the picture: FLOP per byte moved, and the FLOP/s that it reached."""
+    """A point of the picture: an operator's FLOP per byte moved, and the FLOP/s that it reached."""
 
     name: str
     intensity: float
     flops_per_s: float
-    colour: str = style.HERE
 
 
 LEFT, RIGHT = 0.03, 3e4  # FLOP per byte
 
 
-def _roof(ax, roofs: Roofs, kinds: Sequence[str], colour: str, dashed: str, named: bool) -> None:
-    """The slope of the copy and a flat line a format; formats at the same height share a name."""
-    top = max(roofs.peaks[k] for k in kinds)
-    ax.plot([LEFT, top / roofs.bytes_per_s], [LEFT * roofs.bytes_per_s, top], color=colour, linestyle=dashed)
-    for kind in kinds:
-        peak = roofs.peaks[kind]
-        ax.plot([peak / roofs.bytes_per_s, RIGHT], [peak, peak], color=colour, linestyle=dashed, linewidth=1.2)
-    for level in _levels(roofs, kinds) if named else ():
-        height = max(roofs.peaks[k] for k in level)
-        _named(ax, ", ".join(level), height, (4, 0), colour, va="center")
-
-
-def _named(ax, text: str, height: float, offset: tuple[int, int], colour: str, **align: str):
-    """Text at the right end of a roof."""
-    where = {"textcoords": "offset points", "annotation_clip": False, "color": colour, "fontsize": 9}
-    ax.annotate(text, (RIGHT, height), offset, **where, **align)
-
-
-def _levels(roofs: Roofs, kinds: Sequence[str]) -> list[list[str]]:
-    """Formats in order of their peaks, those within a factor of 1.5 together: their names would overlap."""
-    levels: list[list[str]] = []
-    for kind in sorted(kinds, key=lambda k: roofs.peaks[k]):
-        if levels and roofs.peaks[kind] < 1.5 * roofs.peaks[levels[-1][0]]:
-            levels[-1].append(kind)
-        else:
-            levels.append([kind])
-    return levels
-
-
-def _axes(ax, roofs: Sequence[Roofs], points: Sequence[Reached]):
-    top = max(max(r.peaks.values()) for r in roofs)
-    low = min([LEFT * min(r.bytes_per_s for r in roofs), *(p.flops_per_s for p in points)])
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(LEFT, RIGHT)
-    ax.set_ylim(low / 3, top * 5)
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
-    ax.yaxis.set_major_formatter(lambda y, _: on_axis(y))
-    ax.minorticks_off()
-    ax.set_xlabel("FLOP per byte moved")
-    ax.set_ylabel("FLOP/s")
-
-
 @style.styled
 def picture(
-    here: Roofs, lines: Sequence[Sequence[Reached]] = (), printed: Gpu | None = None, beside: Sequence[Roofs] = ()
+    here: Roofs, points: Sequence[Reached] = (), printed: Gpu | None = None, beside: Sequence[Roofs] = ()
 ) -> style.Picture:
     """Measured roofs solid, printed ones dashed, other machines grey by name; operators as named points.
 
-    lines: the points of one operator each, from its smallest to its largest size.
+    points: of one operator from its smallest to its largest size.
     """
     if not here.peaks:
         raise PerflabError(f"{here.name} has no arithmetic roof, and without one there is no roofline to draw.")
@@ -153,16 +108,17 @@ def picture(
     beside = [other for other in beside if "fp32" in other.peaks]
     own = style.HERE if here.measured_here else style.RECORDED
     for other in beside:
-        _roof(ax, other, ["fp32"], style.RECORDED, "-", named=False)
-        _named(ax, f"{other.name}, fp32", other.peaks["fp32"], (-2, 3), style.RECORDED, ha="right")
+        _roof(ax, other, ["fp32"], style.RECORDED)
+        _name(ax, f"{other.name}, fp32", other.peaks["fp32"], (-2, 3), style.RECORDED, ha="right")
     if printed and (kinds := [k for k in printed.peaks if k in here.peaks]):
-        _roof(ax, printed, kinds, style.BOUND, "--", named=False)
-        _named(ax, "printed", max(printed.peaks[k] for k in kinds), (-2, 3), style.BOUND, ha="right")
-    _roof(ax, here, list(here.peaks), own, "-", named=True)
-    _axes(ax, [here, *beside, *([printed] if printed else [])], [p for line in lines for p in line])
-    _operators(ax, lines)
+        _roof(ax, printed, kinds, style.BOUND, "--")
+        _name(ax, "printed", max(printed.peaks[k] for k in kinds), (-2, 3), style.BOUND, ha="right")
+    _roof(ax, here, here.peaks, own)
+    _name_levels(ax, here, own)
+    _axes(ax, [here, *beside, *([printed] if printed else [])], points)
+    _operators(ax, points)
     ax.set_title("roofs measured here" if here.measured_here else f"recorded on {here.name}", color=own)
-    drawn = ", ".join(line[0].name for line in lines)
+    drawn = ", ".join(dict.fromkeys(p.name for p in points))
     return style.Picture.of(
         fig,
         "a roofline: FLOP/s over FLOP per byte, the copy's slope and a flat line a format; measured roofs solid, "
@@ -170,15 +126,52 @@ def picture(
     )
 
 
-def _operators(ax, lines: Sequence[Sequence[Reached]]):
+def _roof(ax, roofs: Roofs, kinds: Sequence[str], colour: str, dashed: str = "-") -> None:
+    """The slope of the copy and a flat line a format."""
+    top = max(roofs.peaks[k] for k in kinds)
+    ax.plot([LEFT, top / roofs.bytes_per_s], [LEFT * roofs.bytes_per_s, top], color=colour, linestyle=dashed)
+    for kind in kinds:
+        peak = roofs.peaks[kind]
+        ax.plot([roofs.ridge(kind), RIGHT], [peak, peak], color=colour, linestyle=dashed, linewidth=1.2)
+
+
+def _name(ax, text: str, height: float, offset: tuple[int, int], colour: str, **align: str):
+    """Text at the right end of a roof."""
+    where = {"textcoords": "offset points", "annotation_clip": False, "color": colour, "fontsize": 9}
+    ax.annotate(text, (RIGHT, height), offset, **where, **align)
+
+
+def _name_levels(ax, roofs: Roofs, colour: str):
+    """The names of the formats; those within a factor of 1.5 share a line, as their names would overlap."""
+    levels: list[list[str]] = []
+    for kind in sorted(roofs.peaks, key=roofs.peaks.get):
+        if not levels or roofs.peaks[kind] >= 1.5 * roofs.peaks[levels[-1][0]]:
+            levels.append([])
+        levels[-1].append(kind)
+    for level in levels:
+        _name(ax, ", ".join(level), roofs.peaks[level[-1]], (4, 0), colour, va="center")
+
+
+def _axes(ax, roofs: Sequence[Roofs], points: Sequence[Reached]):
+    top = max(max(r.peaks.values()) for r in roofs)
+    low = min([LEFT * min(r.bytes_per_s for r in roofs), *(p.flops_per_s for p in points)])
+    ax.set(xscale="log", yscale="log", xlim=(LEFT, RIGHT), ylim=(low / 3, top * 5))
+    ax.set(xlabel="FLOP per byte moved", ylabel="FLOP/s")
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:,g}")
+    ax.yaxis.set_major_formatter(lambda y, _: on_axis(y))
+    ax.minorticks_off()
+
+
+def _operators(ax, points: Sequence[Reached]):
     """Points joined by operator; names stacked in the empty corner below the roofs, with a line to each."""
+    colours = dict(zip(OPERATORS, style.PARTS, strict=False))
+    lines = [[p for p in points if p.name == name] for name in dict.fromkeys(p.name for p in points)]
     low, high = (math.log10(y) for y in ax.get_ylim())
-    ordered = sorted(lines, key=lambda line: line[0].flops_per_s)
-    for k, line in enumerate(ordered):
-        xs, ys, colour = [p.intensity for p in line], [p.flops_per_s for p in line], line[0].colour
+    for k, line in enumerate(sorted(lines, key=lambda line: line[0].flops_per_s)):
+        xs, ys, colour = [p.intensity for p in line], [p.flops_per_s for p in line], colours[line[0].name]
         ax.plot(xs, ys, color=colour, linewidth=0.8, zorder=3)
-        for size, p in zip((4, 6, 8), line, strict=False):
-            ax.plot([p.intensity], [p.flops_per_s], "o", color=colour, markersize=size, zorder=4)
+        for size, x, y in zip((4, 6, 8), xs, ys, strict=False):
+            ax.plot([x], [y], "o", color=colour, markersize=size, zorder=4)
         at = (400, 10 ** (low + (high - low) * (0.06 + 0.075 * k)))
         thread = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkB": 3}
         plate = {"facecolor": "white", "edgecolor": "none", "pad": 1}
@@ -197,25 +190,28 @@ def explore_roofline(here: Roofs | None = None, overhead_s: float = 5e-6) -> Exp
     devices: dict[str, Roofs] = ({"this machine": here} if here else {}) | known()
 
     def draw(ax, device: str, dtype: str, operator: str, n: int) -> str:
-        roofs, kind = devices[device], OPERATORS[operator]
+        roofs = devices[device]
+        call = OperatorCall(operator, n, n, dtype, n if operator == "matmul" else 0)
         source = "printed" if roofs is not here else "measured" if here.measured_here else "recorded"
         ax.figure.subplots_adjust(left=0.1, right=0.89)
-        if kind.roof(dtype) not in roofs.peaks:
+        if call.roof not in roofs.peaks:
             ax.set_axis_off()
-            return f"No {kind.roof(dtype)} roof is {source} for {device}: it has {', '.join(roofs.peaks)}."
-        work = kind.work(n, n, dtype)
-        placed = place(work, roofs, kind.roof(dtype), overhead_s)
-        point = Reached(operator, placed.intensity, work.flops / placed.bound_s)
-        _roof(ax, roofs, list(roofs.peaks), "#a0a0a0", "-", named=True)
-        _roof(ax, roofs, [kind.roof(dtype)], style.BOUND, "--" if source == "printed" else "-", named=False)
+            return f"No {call.roof} roof is {source} for {device}: it has {', '.join(roofs.peaks)}."
+        placed = place(call.work, roofs, call.roof, overhead_s)
+        point = Reached(operator, placed.intensity, call.work.flops / placed.bound_s)
+        _roof(ax, roofs, roofs.peaks, "#a0a0a0")
+        _name_levels(ax, roofs, "#a0a0a0")
+        _roof(ax, roofs, [call.roof], style.BOUND, "--" if source == "printed" else "-")
         _axes(ax, [roofs], [point])
         ax.plot([point.intensity], [point.flops_per_s], "o", color=style.HERE, markersize=9, zorder=4)
         ax.axvline(placed.ridge, color="#a0a0a0", linewidth=0.8)
         ax.set_title(f"{operator}, {n} x {n}, {dtype}: {placed.regime}, at least {quantity(placed.bound_s, 's')}")
-        fits = " All of it fits the last cache, so that repeated calls may beat the copy's roof." * placed.cached
+        limits = {ARITHMETIC: f"its FLOPs at the {call.roof} roof", BANDWIDTH: "its bytes at the roof of a copy"}
+        fits = " All of it fits the last cache, so that repeated calls may beat the copy's roof."
         return (
-            f"{quantity(work.flops, 'flops')} and {quantity(work.moved_bytes, 'bytes')}: {digits(placed.intensity)} "
-            f"FLOP per byte, beside a ridge of {digits(placed.ridge)}. What limits it is {placed.bound_by}.{fits} "
+            f"{quantity(call.work.flops, 'flops')} and {quantity(call.work.moved_bytes, 'bytes')}: "
+            f"{digits(placed.intensity)} FLOP per byte, beside a ridge of {digits(placed.ridge)}. "
+            f"What limits it is {limits.get(placed.regime, 'starting it')}.{fits if placed.cached else ''} "
             f"A model over {source} roofs, with {quantity(overhead_s, 's')} to start a call: nothing is timed here."
         )
 

@@ -14,19 +14,32 @@ class Span(NamedTuple):
     number: int | None = None
 
 
-def draw(ax, spans: Sequence[Span], lanes: Sequence[str], colours: Mapping[str, str], label: str, until_s: float = 0):
-    """Fill `ax` with the spans, in milliseconds, coloured by kind; up to `until_s` where that is given."""
+def draw(
+    ax,
+    spans: Sequence[Span],
+    lanes: Sequence[str],
+    colours: Mapping[str, str],
+    label: str,
+    until_s: float = 0,
+    per_s: float = 1e3,
+):
+    """Fill `ax` with the spans, coloured by kind; up to `until_s` where that is given.
+
+    per_s: units of the axis in a second, 1e3 for milliseconds.
+    """
     for y, lane in enumerate(lanes):
         mine = [s for s in spans if s.lane == lane and not (until_s and s.start >= until_s)]
-        bars = [(1e3 * s.start, 1e3 * (s.end - s.start)) for s in mine]
+        bars = [(per_s * s.start, per_s * (s.end - s.start)) for s in mine]
         ax.broken_barh(bars, (y - 0.35, 0.7), facecolors=[colours[s.kind] for s in mine], edgecolor="white")
         for s in mine:
             if s.number is not None:
                 ink = "white" if lane == "compute" else "black"
-                ax.text(500 * (s.start + s.end), y, str(s.number), color=ink, ha="center", va="center", fontsize=8)
+                ax.text(
+                    per_s * (s.start + s.end) / 2, y, str(s.number), color=ink, ha="center", va="center", fontsize=8
+                )
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set_ylim(len(lanes) - 0.4, -0.6)
     ax.set_xlabel(label, loc="left")
     ax.grid(axis="y", visible=False)
     if until_s:
-        ax.set_xlim(0, 1e3 * until_s)
+        ax.set_xlim(0, per_s * until_s)

@@ -46,20 +46,28 @@ class Split:
         most 5 points, for what the interventions themselves change."""
         if part not in PARTS:
             raise PerflabError(f"A step is split into {', '.join(PARTS)}, not {part!r}.")
-        what, rounds = f"share of {part}", self._rounds()
-        if part in ("copy", "device") and ON_DEVICE not in self.result.measured:
-            why = self.result.reasons.get(ON_DEVICE, "no CUDA device here")
-            return Estimate.missing(what, why, self.result.source)
-        if part == "device" and any(math.isnan(r["busy"]) for r in rounds):
-            return Estimate.missing(what, "the profiler saw no work of the device", self.result.source)
-        shares = [self._shares(r)[part] for r in rounds]
-        if not shares:
-            reasons = "; ".join(dict.fromkeys(self.result.reasons.values())) or "nothing was measured"
-            return Estimate.missing(what, reasons, self.result.source)
-        seen = Estimate.of(shares, what, source=self.result.source)
+        what, result = f"share of {part}", self.result
+        on_gpu = ON_DEVICE in result.measured
+        profiled = on_gpu and PROFILED in result.measured and math.isfinite(result["busy_s"].of(PROFILED).mid)
+        if part in ("copy", "device") and not on_gpu:
+            return Estimate.missing(what, result.reasons.get(ON_DEVICE, "no CUDA device here"), result.source)
+        if part == "device" and not profiled:
+            return Estimate.missing(what, "the profiler saw no work of the device", result.source)
+
+        def share_of_a_round(as_is: float, cached: float, on_device: float = math.nan, busy_s: float = 0.0) -> float:
+            steps = on_device if on_gpu else cached
+            busy_s = min(busy_s, steps)
+            seconds = {"wait": as_is - cached, "copy": cached - steps, "host": steps - busy_s, "device": busy_s}
+            return seconds[part] / as_is
+
+        kinds = [AS_IS, CACHED, ON_DEVICE] if on_gpu else [AS_IS, CACHED]
+        terms = [*(("step_s", kind) for kind in kinds), *([("busy_s", PROFILED)] if profiled else [])]
+        share = result.combine(share_of_a_round, *terms, what=what)
+        if share.why:
+            return share
         slack = min(MOST, CHANGE + WAKE_S / self.step.mid)
-        lo, mid, hi = (min(1.0, max(0.0, x)) for x in (seen.lo - slack, seen.mid, seen.hi + slack))
-        return replace(seen, lo=lo, mid=mid, hi=hi)
+        lo, mid, hi = (min(1.0, max(0.0, x)) for x in (share.lo - slack, share.mid, share.hi + slack))
+        return replace(share, lo=lo, mid=mid, hi=hi)
 
     @property
     def step(self) -> Estimate:
@@ -80,36 +88,13 @@ class Split:
     @property
     def largest(self) -> Finding:
         """Is the largest part clearly the largest, 1.5 times the next one or more?"""
-        known = sorted(self.known().items(), key=lambda pair: -pair[1].mid)
-        source = self.result.source
-        if len(known) < 2:
+        shares, source = self.known(), self.result.source
+        if len(shares) < 2:
             return Finding(CANNOT, "one part is the largest", "fewer than two parts are known", source=source)
-        (first, most), (second, next_) = known[:2]
-        seen = f"{first} {most.mid:.0%}, {second} {next_.mid:.0%}"
-        clear = most.lo >= 1.5 * next_.hi and not self.result.crowded
-        state = HOLDS if clear else CANNOT
-        return Finding(state, f"{first} is the largest part", seen, source=source)
-
-    def _rounds(self) -> list[dict[str, float]]:
-        """Per round: seconds of a step as it is, cached, on the device, and its busy seconds."""
-        times = self.result["step_s"].rounds if "step_s" in self.result.samples else {}
-        busy = self.result["busy_s"].rounds.get(PROFILED, {}) if "busy_s" in self.result.samples else {}
-        cached, on_device = times.get(CACHED, {}), times.get(ON_DEVICE, {})
-        return [
-            {"as_is": t, "cached": cached[r], "on_device": on_device.get(r, cached[r]), "busy": busy.get(r, math.nan)}
-            for r, t in times.get(AS_IS, {}).items()
-            if r in cached
-        ]
-
-    def _shares(self, r: dict[str, float]) -> dict[str, float]:
-        steps = r["as_is"]
-        busy = 0.0 if math.isnan(r["busy"]) else min(r["busy"], r["on_device"])
-        return {
-            "wait": 1 - r["cached"] / steps,
-            "copy": (r["cached"] - r["on_device"]) / steps,
-            "device": busy / steps,
-            "host": (r["on_device"] - busy) / steps,
-        }
+        first, second = sorted(shares, key=lambda part: -shares[part].mid)[:2]
+        seen = f"{first} {shares[first].mid:.0%}, {second} {shares[second].mid:.0%}"
+        clear = shares[first].lo >= 1.5 * shares[second].hi and not self.result.crowded
+        return Finding(HOLDS if clear else CANNOT, f"{first} is the largest part", seen, source=source)
 
     def __repr__(self):
         return f"Split {self.result.study}: shares of {', '.join(PARTS)} in one step (timed)"

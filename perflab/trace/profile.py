@@ -20,7 +20,7 @@ import torch
 from perflab.bench import files, progress, timing
 from perflab.bench.profiler import exported, profiler
 from perflab.errors import PerflabError
-from perflab.launch import given
+from perflab.launch.dispatch import check_callable
 
 from .host import STEP
 
@@ -160,7 +160,7 @@ def profiled(step: Callable[[], object], steps: int = 5, warmup: int = 3, memory
 
 
 def _checked(step, steps, warmup):
-    given.check("profiled", step)
+    check_callable(step)
     for name, x in (("steps", steps), ("warmup", warmup)):
         if isinstance(x, bool) or not isinstance(x, int) or not 1 <= x <= MOST:
             raise PerflabError(f"{name}={x!r} must be a whole number from 1 to {MOST:,}: a few steps say it all.")

@@ -95,7 +95,7 @@ def test_each_wait_is_found_and_what_no_operator_tells_by_torchs_own_witness(cap
     assert torch.cuda.get_sync_debug_mode() == before
     with capsys.disabled():
         print("", *found, sep="\n")
-    assert {s.line for s in found} == {first + k for k in range(1, len(lines))}
+    assert {s.place.line for s in found} == {first + k for k in range(1, len(lines))}
 
 
 def test_a_plain_training_step_waits_for_nothing():
@@ -126,7 +126,7 @@ def test_a_wait_in_backward_is_found_on_the_thread_of_the_device():
     x = torch.ones(3, requires_grad=True, device="cuda")
     found = waits.host_syncs(lambda: Peeks.apply(x).sum().backward())
     print("", *found, sep="\n")
-    assert line_of(Peeks.backward, "grad.sum().item()") in {s.line for s in found}
+    assert line_of(Peeks.backward, "grad.sum().item()") in {s.place.line for s in found}
 
 
 @pytest.mark.parametrize(("pinned", "late", "expected"), [(False, False, 1), (True, False, 1), (True, True, 0)])

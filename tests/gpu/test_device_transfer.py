@@ -8,27 +8,21 @@ import torch
 
 from perflab import paths, question, vary
 from perflab.bench import machine, timing
-from perflab.loading.transfer import MIB, Pair, bus, grid, hidden_share, locked, over_sum, random_bytes
+from perflab.loading.transfer import MIB, Pair, bus, grid, locked, random_bytes
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not machine.cuda_devices(), reason="no CUDA device here"),
 ]
+CELLS = [c.source for c in nbformat.read(paths.NOTEBOOKS / "03_host_to_device.ipynb", 4).cells if c.cell_type == "code"]
 
 
 def taught(*names: str) -> dict:
     """What the notebook's cells that define these functions define."""
-    nb = nbformat.read(paths.NOTEBOOKS / "03_host_to_device.ipynb", 4)
-    cells = [c.source for c in nb.cells if c.cell_type == "code"]
     scope: dict = {}
-    for source in [cells[0], *(s for s in cells[1:] if any(f"def {name}(" in s for name in names))]:
+    for source in [CELLS[0], *(s for s in CELLS[1:] if any(f"def {name}(" in s for name in names))]:
         exec(source, scope)
     return scope
-
-
-def source_of(name: str) -> str:
-    nb = nbformat.read(paths.NOTEBOOKS / "03_host_to_device.ipynb", 4)
-    return next(c.source for c in nb.cells if c.cell_type == "code" and f"def {name}(" in c.source)
 
 
 # -- rates
@@ -36,31 +30,20 @@ def source_of(name: str) -> str:
 
 def test_pinned_memory_is_no_slower_than_pageable_and_no_faster_than_the_bus():
     scope = taught("source")
-    ways = grid(["pageable", "pinned"], ["64 MiB"])
-    seen = vary(
-        "copy",
-        ways,
-        scope["copy"],
-        prepare=scope["source"],
-        study="t.sizes",
-        per="byte",
-        work=lambda v: v[1],
-        budget_s=3,
-    )
-    print("\n" + str(seen), bus())
-    assert not seen.reasons
-    assert seen.ratio("pageable 64 MiB", "pinned 64 MiB").mid >= 1
+    how = {"prepare": scope["source"], "per": "byte", "work": lambda v: v[1], "budget_s": 3}
+    rates = vary("copy", grid(["pageable", "pinned"], ["64 MiB"]), scope["copy"], study="t.sizes", **how)
+    print(f"\n{rates}", bus())
+    assert not rates.reasons
+    assert rates.ratio("pageable 64 MiB", "pinned 64 MiB").mid >= 1
     if link := bus().get("PCIe"):
-        assert seen["bytes_per_s"].of("pinned 64 MiB").mid <= link["bytes_per_s"]
+        assert rates["bytes_per_s"].of("pinned 64 MiB").mid <= link["bytes_per_s"]
 
 
 def test_pages_are_locked_inside_the_with_and_not_after():
     x = random_bytes(MIB)
-    with locked(x):
+    with pytest.raises(KeyError), locked(x):
         assert x.is_pinned()
         assert torch.equal(x.to("cuda", non_blocking=True).cpu(), x)
-    assert not x.is_pinned()
-    with pytest.raises(KeyError), locked(x):
         raise KeyError
     assert not x.is_pinned()
 
@@ -86,23 +69,16 @@ def _returned(x) -> float:
 
 def test_a_side_stream_overlaps_and_one_stream_does_not():
     """The bars of an H200: side stream at most 0.6 of copy + compute, one stream at least 0.9."""
-    scope = taught("one_stream")
+    scope, pair = taught("one_stream"), Pair(256 * MIB)
     ways = {name: scope[name] for name in ("copy_alone", "compute_alone", "one_stream", "side_stream")}
-    pair = Pair(256 * MIB)
-    seen = vary(
-        "way",
-        ways,
-        lambda ready: ready[0](ready[1]),
-        prepare=lambda way: (way, pair.ready()),
-        study="t.overlap",
-        budget_s=6,
-    )
-    assert not seen.reasons, seen.reasons
-    parts = ["copy_alone", "compute_alone"]
-    one, side = (over_sum(seen["time_s"], way, parts) for way in ("one_stream", "side_stream"))
-    print(f"\none stream {one}, side stream {side}\n{seen}")
-    assert 0.5 < seen.ratio("copy_alone", "compute_alone").mid < 2
-    assert side.mid <= 0.6 and one.mid >= 0.9
+    how = {"prepare": lambda way: (way, pair.ready()), "study": "t.overlap", "budget_s": 6}
+    times = vary("way", ways, lambda ready: ready[0](ready[1]), **how)
+    assert not times.reasons, times.reasons
+    one, side = (times["time_s"].of(way).mid for way in ("one_stream", "side_stream"))
+    copying, computing = (times["time_s"].of(way).mid for way in ("copy_alone", "compute_alone"))
+    print(f"\n{times}")
+    assert 0.5 < copying / computing < 2
+    assert side <= 0.6 * (copying + computing) and one >= 0.9 * (copying + computing)
 
 
 # -- the prefetcher
@@ -127,7 +103,7 @@ def test_the_prefetcher_gives_the_results_of_the_plain_loop():
 
 
 def test_without_its_wait_the_prefetcher_gives_wrong_results():
-    source = source_of("prefetched")
+    source = next(s for s in CELLS if "def prefetched(" in s)
     assert source.count("here.wait_stream(side)") == 1
     scope = taught("plain")
     exec(source.replace("here.wait_stream(side)", "pass"), scope)
@@ -141,11 +117,11 @@ def test_without_its_wait_the_prefetcher_gives_wrong_results():
 def test_the_prefetcher_hides_most_of_the_copies():
     scope = taught("prefetched", "make_step", "training")
     loops = ["pinned", "pinned, prefetched", "on the device"]
-    seen = vary("batches", loops, scope["epoch"], prepare=scope["training"], study="t.prefetch", budget_s=5)
-    hidden = hidden_share(seen["time_s"], "pinned, prefetched", "pinned", "on the device")
-    print(f"\nhidden {hidden}\n{seen}")
-    assert not seen.reasons, seen.reasons
-    assert hidden.mid > 0.5
+    times = vary("batches", loops, scope["epoch"], prepare=scope["training"], study="t.prefetch", budget_s=5)
+    assert not times.reasons, times.reasons
+    in_turn, overlapped, bare = (times["time_s"].of(loop).mid for loop in loops)
+    print(f"\n{times}")
+    assert in_turn - overlapped > 0.5 * (in_turn - bare)
 
 
 # -- reads
@@ -163,49 +139,44 @@ def test_a_read_without_a_synchronise_is_wrong_and_with_one_right():
 
 def test_the_loader_pins_what_it_knows_and_nothing_else():
     scope = taught("__init__", "pinned")
-    assert scope["pinned"](torch.stack)["pinned_batches"] == 4
-    assert scope["pinned"](scope["Box"])["pinned_batches"] == 0
-    assert scope["pinned"](scope["PinnedBox"])["pinned_batches"] == 4
+    for collate, expected in ((torch.stack, 4), (scope["Box"], 0), (scope["PinnedBox"], 4)):
+        assert scope["pinned"](collate)["pinned_batches"] == expected
 
 
 # -- the exercise
 
 
-def answer(*changes: tuple[str, str]):
+def answer(old: str, new: str):
+    """The reference solution with one line changed."""
     source = question("03.1").problem.solution
-    for old, new in changes:
-        assert old in source
-        source = source.replace(old, new)
+    assert old in source
     scope: dict = {}
-    exec(source, scope)
+    exec(source.replace(old, new), scope)
     return scope["overlapped"]
 
 
 def test_the_reference_solution_is_correct():
-    outcome = question("03.1").check(answer())
+    outcome = question("03.1").check(answer("", ""))
     print(f"\n{outcome}")
     assert outcome.state == "Correct"
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("old", "new", "word"),
     [
-        ([("here.wait_stream(side)", "pass")], "wait"),
-        ([("coming.record_stream(here)", "pass")], "record_stream"),
-        ([("torch.cuda.stream(side)", "torch.cuda.stream(here)")], "hidden"),
-        ([("return results", "return results[:-1]")], "list"),
+        ("here.wait_stream(side)", "pass", "wait"),
+        ("coming.record_stream(here)", "pass", "record_stream"),
+        ("torch.cuda.stream(side)", "torch.cuda.stream(here)", "hidden"),
+        ("return results", "return results[:-1]", "list"),
     ],
     ids=["no wait", "no record", "one stream", "one is missing"],
 )
-def test_a_wrong_solution_hears_what_is_wrong(changes, word):
-    outcome = question("03.1").check(answer(*changes))
+def test_a_wrong_solution_hears_what_is_wrong(old, new, word):
+    outcome = question("03.1").check(answer(old, new))
     print(f"\n{outcome}")
     assert outcome.state == "Not right" and word in outcome.sentence
 
 
 def test_a_wait_on_the_host_is_right_but_hides_nothing():
-    def slow(batches, step, side):
-        return [step(x.to("cuda")) for x in batches]
-
-    outcome = question("03.1").check(slow)
+    outcome = question("03.1").check(lambda batches, step, side: [step(x.to("cuda")) for x in batches])
     assert outcome.state == "Not right" and "hidden" in outcome.sentence

@@ -18,6 +18,14 @@ def own_place(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def each_device(request):
+    """The test on the processor, and on the GPU where there is one."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
+    return request.param
+
+
 @pytest.fixture
 def one_thread():
     """For operators on little data: two threads would wait for each other wherever a core is busy."""

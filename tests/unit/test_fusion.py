@@ -134,7 +134,7 @@ def test_a_module_is_compiled_too_with_its_breaks_and_warns_of_nothing(seen, cap
     made = compile.compiled(model, x)
     assert torch.allclose(made.call(x), model(x))
     assert (made.graphs, made.kernels) == (torch._dynamo.explain(model)(x).graph_count, 1) == (2, 1)
-    assert [(b.operator, b.line) for b in made.breaks] == [("graph_break()", line(Broken, "break 1"))]
+    assert [(b.operator, b.place.line) for b in made.breaks] == [("graph_break()", line(Broken, "break 1"))]
     assert not recwarn.list and capfd.readouterr() == ("", "")
 
 
@@ -233,21 +233,24 @@ def test_no_folder_for_the_compiler_is_one_sentence(monkeypatch):
 def test_a_break_has_its_operator_and_line(function, operators):
     found = compile.breaks(function, torch.eye(4))
     assert [b.operator for b in found] == operators
-    assert [b.line for b in found] == [line(function, f"break {k + 1}") for k in range(len(operators))]
-    assert {b.file for b in found} <= {"test_fusion.py"}
+    assert [b.place.line for b in found] == [line(function, f"break {k + 1}") for k in range(len(operators))]
+    assert {b.place.file for b in found} <= {__file__}
     assert all(b.cause and "\n" not in str(b) for b in found)
 
 
 def test_explain_sees_the_same_breaks():
     theirs = torch._dynamo.explain(noisy)(torch.eye(4)).break_reasons
-    assert [r.user_stack[-1].lineno for r in theirs] == [b.line for b in compile.breaks(noisy, torch.eye(4))]
+    assert [r.user_stack[-1].lineno for r in theirs] == [b.place.line for b in compile.breaks(noisy, torch.eye(4))]
 
 
 def test_a_break_in_a_called_function_is_named_once_and_there():
     def outer(x):
         return noisy(x * 2) + 1
 
-    assert [b.line for b in compile.breaks(outer, torch.eye(4))] == [line(noisy, "break 1"), line(noisy, "break 2")]
+    assert [b.place.line for b in compile.breaks(outer, torch.eye(4))] == [
+        line(noisy, "break 1"),
+        line(noisy, "break 2"),
+    ]
 
 
 def test_a_break_in_a_notebook_cell_has_no_path():
@@ -321,10 +324,9 @@ def test_another_dtype_is_named():
     assert "x" in str(seen.failed[0]) and "ouble" in seen.failed[0].now
 
 
-@pytest.mark.parametrize("inputs", [[], None, 3, "ab", torch.ones(3), {"x": 1}, iter([])])
-def test_no_list_of_inputs_is_one_sentence(inputs):
+def test_no_call_to_look_at_is_one_sentence():
     with pytest.raises(PerflabError, match="at least one call"):
-        compile.recompiles(clean_sum, inputs)
+        compile.recompiles(clean_sum, [])
 
 
 def test_what_has_no_operator_is_not_said_to_have_reached_a_limit():
@@ -378,11 +380,6 @@ GROWN = []
 )
 def test_break_even_is_the_cost_over_the_gain_of_a_call(compile_s, before_s, after_s, calls):
     assert compile.break_even(compile_s, before_s, after_s) == calls
-
-
-def test_the_modes_with_cuda_graphs_are_two():
-    with_graphs = {name for name, row in compile.modes().items() if row["cuda_graphs"] == "yes"}
-    assert with_graphs == {"reduce-overhead", "max-autotune"}
 
 
 def test_an_unknown_mode_is_one_sentence():

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import math
 import subprocess
 import sys
@@ -53,12 +52,6 @@ def test_a_chain_has_the_same_numbers_each_time_it_is_built():
     assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize(("ops", "n"), [(0, 4), (4, 0), (-1, 4), (3.5, 4), ("3", 4), (3, None), (math.nan, 4)])
-def test_a_chain_of_nothing_is_one_sentence(ops, n):
-    with pytest.raises(PerflabError, match="at least 1"):
-        dispatch.chain(ops, n)
-
-
 # -- who chooses
 
 
@@ -99,12 +92,6 @@ def test_keys_follow_device_layout_and_mode_and_neither_dtype_nor_shape():
 )
 def test_a_kernel_is_told_by_its_name(kernel, whose):
     assert dispatch.family(kernel) == whose
-
-
-@pytest.mark.parametrize("call", [3, None, "f", torch.nn.ReLU, lambda x: x])
-def test_what_cannot_be_called_is_one_sentence(call):
-    with pytest.raises(PerflabError, match=r"^dispatched (needs|calls it)"):
-        dispatch.dispatched(call)
 
 
 @pytest.mark.skipif(machine.cuda_devices() > 0, reason="this machine has CUDA")
@@ -178,19 +165,12 @@ def test_the_time_line_is_what_a_simulation_of_two_workers_gives(kernel_ns, laun
 
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_one_thing_at_a_time_and_no_kernel_before_its_launch(synchronous):
-    line = timeline.predicted(50, 3e-6, 5e-6, synchronous)
-    for lane in (line.host, line.device):
-        assert len(lane) == 50 and all(a[1] <= b[0] + 1e-12 for a, b in itertools.pairwise(lane))
-    assert all(launched[1] <= ran[0] for launched, ran in zip(line.host, line.device, strict=True))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [(0, 1e-6, 1e-6), (5, -1e-6, 1e-6), (5, 0.0, 0.0), (5, math.nan, 1e-6), (5, 1e-6, math.inf), (2.5, 1e-6, 1e-6)],
-)
-def test_a_time_line_of_nothing_is_one_sentence(wrong):
-    with pytest.raises(PerflabError, match="at least one operator"):
-        timeline.predicted(*wrong)
+    spans = timeline.predicted(50, 3e-6, 5e-6, synchronous).spans
+    for lane in ("host", "device"):
+        assert all(a.end <= b.start + 1e-12 for a, b in itertools.pairwise(s for s in spans if s.lane == lane))
+    launches, kernels = ([s for s in spans if s.kind == kind] for kind in ("launch", "kernel"))
+    assert len(launches) == len(kernels) == 50
+    assert all(launch.end <= kernel.start for launch, kernel in zip(launches, kernels, strict=True))
 
 
 def busy_result(source="here") -> Result:
@@ -233,62 +213,20 @@ def test_the_explorer_needs_no_measurement():
 # -- the levels
 
 
-def attributes(**changed):
-    h200 = {"threads_a_cta": 1024, "ctas_a_grid": 2**31 - 1, "threads_a_warp": 32, "sms": 132, "threads_an_sm": 2048}
-    return h200 | {"cooperative_launch": 1, "ctas_an_sm": 32, "cluster_launch": 1, "largest_cluster": 8} | changed
-
-
 def test_the_levels_go_from_the_smallest_to_the_largest(monkeypatch):
-    monkeypatch.setattr(hierarchy, "_asked", lambda what: attributes())
+    facts = {"threads_a_warp": 32, "threads_a_cta": 1024, "largest_cluster": 8}
+    monkeypatch.setattr(hierarchy, "_asked", lambda question: facts)
     rows = hierarchy.levels()
-    assert [name.split(" ")[0] for name in rows] == ["thread", "warp", "CTA", "cluster", "grid"]
+    assert [name.split(" ")[0] for name in rows] == problems.LEVELS
     assert (rows["warp"]["threads"], rows["CTA = thread block"]["threads"]) == (32, 1024)
     assert hierarchy.device_facts()["largest_cluster"] == {"reads": 8}
 
 
-def test_the_meetings_are_rows_without_the_number_of_blocks_or_one_reason(monkeypatch):
-    row = {"launched": "yes", "met": "all", "every_sm": "yes", "blocks_a_cta": 1.0, "blocks": 2112}
-    monkeypatch.setattr(hierarchy, "_asked", lambda what: {"cooperative, what fits": row})
-    assert hierarchy.meetings() == {"cooperative, what fits": {k: v for k, v in row.items() if k != "blocks"}}
-    monkeypatch.setattr(hierarchy, "_asked", lambda what: {"why": "no kernel"})
-    assert hierarchy.meetings() == {"not tried": {"why": "no kernel"}}
-
-
 @pytest.mark.skipif(machine.cuda_devices() > 0, reason="this machine has CUDA")
 def test_without_a_device_no_driver_is_asked(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(PerflabError, match="could not be asked: no CUDA device here"):
         hierarchy.levels()
-
-
-@pytest.fixture
-def answering(monkeypatch):
-    """answering(code) has the probe run `code` in place of asking a driver."""
-    run = subprocess.run
-    monkeypatch.setattr(hierarchy.machine, "missing", lambda need: None)
-    return lambda code: monkeypatch.setattr(subprocess, "run", lambda a, **how: run([a[0], "-Sc", code], **how))
-
-
-@pytest.mark.parametrize(
-    ("code", "word"),
-    [
-        ("import os; os.abort()", "status -6"),
-        ("raise ValueError('mine')", "ValueError: mine"),
-        ("print('no answer')", "status 0"),
-        ("import time; time.sleep(60)", "no answer within 0.5 s"),
-    ],
-)
-def test_a_probe_that_dies_or_hangs_is_one_sentence(answering, monkeypatch, code, word):
-    monkeypatch.setattr(hierarchy, "TIMEOUT_S", 0.5 if "sleep" in code else 20)
-    answering(code)
-    with pytest.raises(PerflabError, match=word) as caught:
-        hierarchy.meetings()
-    assert "\n" not in str(caught.value)
-
-
-def test_the_last_line_of_the_probe_is_what_counts(answering):
-    answering(f"print('a library says hello'); print({json.dumps(attributes())!r})")
-    assert hierarchy.device_facts()["sms"] == {"reads": 132}
 
 
 def test_asking_nothing_touches_no_gpu():
@@ -429,7 +367,7 @@ def in_place(x, w, b):
     ("answer", "word"),
     [
         (7, "function"),
-        (lambda x: x, "three arguments"),
+        (lambda x: x, "called with x, w, b"),
         (lambda x, w, b: [1, 2], "list"),
         (lambda x, w, b: x, "(16, 32)"),
         (lambda x, w, b: solved()(x, w, b).bfloat16(), "bfloat16"),
@@ -515,41 +453,47 @@ def test_the_reference_solution_is_fast_enough_on_this_machine(quick):
 def test_the_model_itself_is_right_and_not_faster(quick):
     outcome = question("04.1").check(problems.heads)
     assert outcome.state in ("Not right", "CANNOT TELL"), outcome
-    assert "numbers are right" in outcome.sentence
+    assert "right" in outcome.sentence
 
 
-def test_busy_shares_by_hand():
-    q = question("04.2")
-    assert q.check(eval(q.problem.solution)).state == q.check([50, 100, 33]).state == "Correct"
-    lines = [timeline.predicted(100, k, s, wait) for k, s, wait in problems.SETTINGS]
-    assert q.check([100 * line.busy_share for line in lines]).state == "Correct"
-    for answer, word in [
-        (50, "list of three"),
-        ([50, 100], "and not 2"),
-        (["a", 1, 2], "list of three"),
-        ([0.5, 1, 0.333], "percent"),
-        ([50, 0, 66.7], "idle"),
-        ([50, 200, 33.3], "more than 100"),
-        ([33.3, 100, 33.3], "first setting"),
-        ([50, 66.7, 33.3], "second setting"),
-        ([50, 100, 50], "third setting"),
-        ([50, 100, 20], "the third is not right"),
-    ]:
-        outcome = q.check(answer)
-        assert outcome.state == "Not right" and word in outcome.sentence, (answer, outcome)
+def test_the_busy_shares_are_those_of_the_model():
+    check = question("04.2").check
+    lines = [timeline.predicted(100, kernel_s, launch_s, waits) for kernel_s, launch_s, waits in problems.SETTINGS]
+    assert check([100 * line.busy_share for line in lines]).state == "Correct"
+    assert check([50, 100, 33]).state == "Correct"
 
 
-def test_the_order_of_the_levels():
-    q = question("04.3")
+@pytest.mark.parametrize(
+    ("id", "answer", "word"),
+    [
+        ("04.2", 50, "list of three"),
+        ("04.2", [50, 100], "list of three"),
+        ("04.2", [0.5, 1, 0.333], "percent"),
+        ("04.2", [50, 0, 66.7], "idle"),
+        ("04.2", [50, 200, 33.3], "more than 100"),
+        ("04.2", [33.3, 100, 33.3], "first setting"),
+        ("04.2", [50, 66.7, 33.3], "second setting"),
+        ("04.2", [33.3, 66.7, 33.3], "first and the second"),
+        ("04.2", [50, 100, 50], "third setting"),
+        ("04.2", [50, 100, 20], "not all are right"),
+        ("04.3", "thread", "list of five"),
+        ("04.3", ["thread", "warp"], "once"),
+        ("04.3", ["grid", "cluster", "CTA", "warp", "thread"], "largest to the smallest"),
+        ("04.3", ["thread", "warp", "cluster", "CTA", "grid"], "not a group"),
+        ("04.3", ["thread", "CTA", "warp", "cluster", "grid"], "made of warps"),
+        ("04.3", ["warp", "thread", "CTA", "cluster", "grid"], "threads make warps"),
+    ],
+)
+def test_each_slip_is_heard(id, answer, word):
+    outcome = question(id).check(answer)
+    assert outcome.state == "Not right" and word in outcome.sentence
+
+
+@pytest.mark.parametrize("id", ["04.2", "04.3"])
+def test_the_solution_is_right(id):
+    q = question(id)
     assert q.check(eval(q.problem.solution)).state == "Correct"
-    assert q.check(["Thread", "warp", "thread block", "cluster", "grid"]).state == "Correct"
-    for answer, word in [
-        ("thread", "list of five"),
-        (["thread", "warp"], "once"),
-        (["grid", "cluster", "CTA", "warp", "thread"], "largest to the smallest"),
-        (["thread", "warp", "cluster", "CTA", "grid"], "not a group"),
-        (["thread", "CTA", "warp", "cluster", "grid"], "made of warps"),
-        (["warp", "thread", "CTA", "cluster", "grid"], "threads make warps"),
-    ]:
-        outcome = q.check(answer)
-        assert outcome.state == "Not right" and word in outcome.sentence, (answer, outcome)
+
+
+def test_a_thread_block_is_a_cta():
+    assert question("04.3").check(["Thread", "warp", "thread block", "cluster", "grid"]).state == "Correct"

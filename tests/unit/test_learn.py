@@ -43,14 +43,14 @@ def test_a_verdict_is_kept_and_stands_on_the_card():
     judge("C1-3", YES)
     (entry,) = record.entries("verdicts")
     assert entry["claim"] == "C1-3" and entry["state"] == HOLDS
-    rows = {r["claim"]: r["state"] for r in card().rows}
+    rows = {row["claim"]: row["verdict"] for row in card().rows()}
     assert rows["C1-3"] == HOLDS and rows["C1-6"] == "TEXT ONLY" and rows["C1-1"] == "not judged yet"
 
 
 def test_a_timed_verdict_shows_no_figure_in_stable_text():
     v = judge("C1-3", YES)
     assert repr(v) == "judged C1-3 (timed): ratio at least 1.2"
-    assert "HOLDS HERE" in str(v) and "What is right" in v._html()
+    assert "HOLDS HERE" in str(v) and "What is right" in v.html()
 
 
 def test_a_recorded_verdict_does_not_say_here():

@@ -2,36 +2,35 @@
 
 found = guards(loader)      # a table
 found.require()             # no advice on speed behind an alarm
+
+The room, in the order of the work; all reading is done in forked copies of the learner's process:
+    evidence         what is examined and what was seen of it: Evidence, WorkerRun, Epoch; Check, what a rule says
+    reference        stage 1: the dataset read in one process, without workers
+    workers          stages 2 to 5: read by workers; what differs read again; the loader's own iteration
+    probe            what stands in the dataset's place in a worker, and reads for it
+    walk, digest     all that a dataset leads to; a sample in 64 bits
+    pickled, resources   can it travel; what a process holds: memory, threads, descriptors, handles
+    rules_samples, rules_random, rules_resources    from an Evidence to eleven Checks
 """
 
-import html
 import multiprocessing
 import os
-import resource
 import time
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-import psutil
 from torch.utils.data import DataLoader, IterableDataset
 
+from perflab.bench.fork import fork
 from perflab.bench.interrupt import Interruptible
-from perflab.bench.settings import budget
 from perflab.errors import PerflabError
-from perflab.show.table import Alarm
+from perflab.show.table import Alarm, Answer, table
 
-from . import rules_random, rules_resources, rules_samples
-from .case import Alone, Case
-from .census import count_fds
-from .double import double
-from .pickled import start_method
-from .probe import Parts
-from .reference import alone
-from .rules_samples import ALARM, Check, Evidence
+from . import reference, rules_random, rules_resources, rules_samples, workers
+from .evidence import ALARM, FINE, NOT_CHECKED, Check, Evidence
 from .walk import put_back, shared
-from .workers import as_it_stands, by_one_worker, crews, offsets, stream_crews, verify
 
 RULES = {
     "pickling": rules_samples.pickling,
@@ -46,12 +45,12 @@ RULES = {
     "descriptors": rules_resources.descriptors,
     "last batch": rules_random.last_batch,
 }
-START_S = 30.0  # that a fork server may take to import torch
-MOST_WORKERS = 8  # of a crew that reads on trial
+COLOURS = {FINE: "", ALARM: "#D55E00", NOT_CHECKED: "#7a7a7a"}
+START_S = {"fork": 5.0, "forkserver": 30.0}  # beyond the patience: a fork server imports torch
 
 
 @dataclass(frozen=True)
-class Guards:
+class Guards(Answer):
     """What every guard found, in their fixed order.
 
     >>> guards(loader)
@@ -88,21 +87,15 @@ class Guards:
     def __str__(self):
         if self.alarms:
             return "\n".join(map(str, self.alarms))
-        left = [c.guard for c in self.checks if c.state == rules_samples.NOT_CHECKED]
+        left = [c.guard for c in self.checks if c.state == NOT_CHECKED]
         return "No alarm" + (f"; not checked: {', '.join(left)}." if left else ".")
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {"text/plain": repr(self), "text/html": self._html()}
+    def rows(self) -> list[dict]:
+        columns = ("guard", "state", "what", "seen", "way_out")
+        return [{name.replace("_", " "): getattr(check, name) for name in columns} for check in self.checks]
 
-    def _html(self) -> str:
-        colours = {rules_samples.FINE: "#009E73", ALARM: "#D55E00", rules_samples.NOT_CHECKED: "#7a7a7a"}
-        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in ("guard", "", "what", "seen", "way out"))
-        rows = ""
-        for c in self.checks:
-            state = f"<b style='color:{colours[c.state]}'>{c.state}</b>"
-            cells = [c.guard, state, *map(html.escape, (c.what, c.seen, c.way_out))]
-            rows += "<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells) + "</tr>"
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    def html(self) -> str:
+        return table(self.rows(), colours={i: COLOURS[check.state] for i, check in enumerate(self.checks)})
 
 
 def guards(loader_or_dataset, epochs: int = 2, timeout_s: float = 20.0, step=None) -> Guards:
@@ -122,9 +115,12 @@ def guards(loader_or_dataset, epochs: int = 2, timeout_s: float = 20.0, step=Non
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise PerflabError('A worker imports this file: put what it runs under if __name__ == "__main__".')
     began = time.perf_counter()
+    evidence = Evidence(loader, bare, step, epochs, timeout_s)
     with Interruptible() as door:
-        seen = _look(loader, bare, epochs, timeout_s, step, door)
-    checks = tuple(Check(guard, *rule(seen)) for guard, rule in RULES.items())
+        for wanted, stage in STAGES:
+            if wanted(evidence):
+                _in_a_copy(stage, evidence, door)
+    checks = tuple(replace(rule(evidence), guard=guard) for guard, rule in RULES.items())
     return Guards(checks, time.perf_counter() - began)
 
 
@@ -139,96 +135,58 @@ def _as_loader(given) -> tuple[DataLoader, bool]:
         return DataLoader(given, batch_size=8, num_workers=2), True
 
 
-def _look(loader: DataLoader, bare: bool, epochs: int, timeout_s: float, step, door: Interruptible) -> Evidence:
-    method = start_method(loader)
-    full = budget() == "full"
-    workers = min(loader.num_workers or 2, MOST_WORKERS)
-    batches = loader.batch_size is not None or loader.batch_sampler is not None
-    parts = Parts(loader.dataset, loader.collate_fn, loader.worker_init_fn, batches)
-    start = "fork" if method == "fork" else "forkserver"
-    times = (6.0, 20.0) if full else (0.6, 2.0)
-    case = Case(loader, parts, max(2, workers), method, start, epochs, timeout_s, *times)
-    seen = Evidence(case, Alone(), bare, threads=psutil.Process().num_threads(), fds=count_fds())
-    seen.fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    seen.kept = _kept_tensors()
-
-    def listen(act):
-        before = offsets()
-        slack = 0 if act.func is alone else 5 if case.start == "fork" else START_S
-        heard = door.call(double, partial(_leaving_shared_memory, act, parts), case.timeout_s + slack)
-        _put_back(before)
-        for said in heard.said:
-            seen.crews.append(said) if "crew" in said else seen.facts.update(said)
-        if heard.ended:
-            seen.ended, seen.where = heard.ended, heard.where
-        return heard
-
-    listen(partial(alone, case))
-    if case.start != "fork" and seen.facts.get("pickling"):
-        case.start = "fork"
-    if seen.ended and case.start != "fork":
-        seen.ended = seen.where = ""
-        listen(partial(by_one_worker, case))
-    _settle(seen)
-    if seen.ended or seen.facts.get("devices") or not (seen.alone.keys or case.streams):
-        return seen
-    if seen.alone.seen is not None:  # one command to a worker is some readings
-        case.timeout_s = max(timeout_s, 20 * seen.alone.item_s)
-    sizes = [n for n in (2, 4) if n != case.workers]
-    listen(partial(stream_crews if case.streams else crews, case, seen.alone, sizes))
-    if case.streams:
-        facts = seen.facts
-        facts["own_random"] = facts.get("own_random", False) or rules_samples.own_generator_decides(seen)
-    wrong = set().union(*(crew["wrong"] for crew in seen.crews)) if not case.streams else ()
-    if wrong and not (seen.alone.own_random or seen.ended or seen.facts["moved_offsets"]):
-        heard = listen(partial(verify, case, seen.alone, sorted(wrong)))
-        seen.verified = seen.facts.get("verified", {}) if not heard.ended else {}
-    if (step is not None or type(loader).__iter__ is not DataLoader.__iter__) and not seen.ended:
-        listen(partial(as_it_stands, case, step))
-    return seen
+def _readable(evidence: Evidence) -> bool:
+    return not evidence.ended and not evidence.devices and bool(evidence.keys or evidence.streams)
 
 
-def _settle(seen: Evidence):
-    """What reading alone said, in the form that later readings compare with."""
-    facts, alone = seen.facts, seen.alone
-    alone.keys, alone.total = facts.get("keys", []), facts.get("total", 0)
-    alone.seen, alone.sources = facts.get("seen"), facts.get("sources", alone.sources)
-    alone.facts = facts
-    if seen.case.streams:
-        alone.stream = facts.get("stream stream", {})
-        again = facts.get("stream again")
-        if again is not None and alone.stream:
-            first = alone.stream["digests"]
-            if not alone.stream["ended"]:
-                first = first[: len(again["digests"])]
-            facts["own_random"] = not np.isin(again["digests"], first).all()
+def _unexplained(evidence: Evidence) -> bool:
+    """Samples differ, and neither a generator nor a shared offset says why."""
+    explained = evidence.streams or evidence.own_random or evidence.ended or evidence.moved_offsets
+    return not explained and any(run.other_content for run in evidence.runs)
 
 
-def _leaving_shared_memory(act, parts: Parts, say):
-    """What a copy of this process shares with it (an epoch in a shared tensor, say) holds afterwards what it held."""
-    held = shared(parts.roots)
-    try:
-        act(say)
-    finally:
-        put_back(held)
+def _own_iteration(evidence: Evidence) -> bool:
+    own = evidence.step is not None or type(evidence.loader).__iter__ is not DataLoader.__iter__
+    return own and bool(evidence.runs) and not evidence.ended
 
 
-def _put_back(before: dict[int, int]):
-    """Files that the copies of this process read share their offsets with it."""
-    for fd, at in offsets().items():
+STAGES: list[tuple[Callable[[Evidence], bool], Callable]] = [
+    (lambda evidence: True, reference.read_here),
+    (lambda evidence: evidence.ended and evidence.start != "fork", workers.read_by_one_worker),
+    (_readable, workers.read_by_workers),
+    (_unexplained, workers.reread),
+    (_own_iteration, workers.iterate),
+]
+
+
+def _in_a_copy(stage: Callable, evidence: Evidence, door: Interruptible):
+    """Run a stage in a forked copy of this process, and learn what it says.
+
+    Files that the copies read share their offsets with this process: they are put back.
+    """
+    before = workers.offsets()
+    slack_s = 0.0 if stage is reference.read_here else START_S[evidence.start]
+    outcome = door.call(fork, partial(_act, stage, evidence), evidence.patience_s + slack_s)
+    for fd, at in workers.offsets().items():
         if fd in before and before[fd] != at:
             os.lseek(fd, before[fd], os.SEEK_SET)
+    for fields in outcome.said:
+        evidence.learn(**fields)
+    evidence.ended, evidence.where = outcome.ended, outcome.where
 
 
-def _kept_tensors() -> int:
-    """Descriptors of this process that hold memory which a worker's tensor came in."""
-    kept = 0
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        try:
-            kept += os.path.basename(os.readlink(f"/proc/self/fd/{name}")).startswith("torch_")
-        except OSError:
-            continue
-    return kept
+def _act(stage: Callable, evidence: Evidence, say: Callable):
+    """In the copy. Memory that it shares with this process (an epoch in a shared tensor, say) is put back, too."""
+
+    def learn_and_say(**fields):
+        evidence.learn(**fields)
+        say(fields)
+
+    held = shared(evidence.parts.roots)
+    try:
+        stage(evidence, learn_and_say)
+    finally:
+        put_back(held)
 
 
 __all__ = ["Check", "Guards", "guards"]

@@ -22,9 +22,9 @@ def digest(sample) -> int:
 
     Tensors on another device than the CPU count by type and shape; objects by their attributes.
     """
-    made = hashlib.blake2b(digest_size=8)
-    _feed(made.update, sample, 0)
-    return int.from_bytes(made.digest(), "little")
+    content = hashlib.blake2b(digest_size=8)
+    _feed(content.update, sample, 0)
+    return int.from_bytes(content.digest(), "little")
 
 
 def _feed(put, x, depth: int):

@@ -1,15 +1,14 @@
 """Can what a loader holds travel into a worker that does not inherit it? Tried without starting one."""
 
-import io
 import math
-import multiprocessing
 import os
 import sys
 import types
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 
-from .double import told
+from perflab.errors import first_line
+
 from .walk import inside
 
 DEEPEST = 6
@@ -19,20 +18,16 @@ class _Enough(Exception):
     """So much was pickled that the rest is not worth its time."""
 
 
-class _Nowhere(io.RawIOBase):
+class _Nowhere:
     """Takes bytes and forgets them, so that a large dataset is pickled in no memory; `most` of them at most."""
 
     def __init__(self, most: float):
         self.left = most
 
-    def writable(self):
-        return True
-
     def write(self, data):
         self.left -= len(data)
         if self.left < 0:
             raise _Enough
-        return len(data)
 
 
 class _Witness(ForkingPickler):
@@ -71,7 +66,7 @@ def trouble(x, most_bytes: float = math.inf) -> tuple[str, str]:
     except _Enough:
         pass
     except Exception as fault:
-        return "pickle", told(fault)
+        return "pickle", first_line(fault)
     finally:
         context.set_spawning_popen(None)
     if witness.homeless:
@@ -101,11 +96,3 @@ def _named(x) -> str:
         return "a lambda" if name == "<lambda>" else f"the function {name}, defined inside another"
     local = isinstance(x, type) or "<locals>" in type(x).__qualname__
     return f"of the class {name}, defined inside a function" if local else f"of type {name}"
-
-
-def start_method(loader) -> str:
-    """How the workers of a loader start: its own way, else this Python's default. Asking changes nothing."""
-    own = getattr(loader, "multiprocessing_context", None)
-    if own is not None:
-        return own.get_start_method() if hasattr(own, "get_start_method") else str(own)
-    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]

@@ -8,19 +8,23 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from .census import census, running
+from perflab.bench.fork import pin_threads
+from perflab.errors import first_line
+
 from .digest import SOURCES, devices, digest, form, global_states, seed
-from .double import pin_threads, told
+from .resources import Census, census, counting_threads, worker_number
 from .walk import generators, reach
 
 FIRST = 16  # samples of a stream after each of which its generators are looked at
 FORMS = 256  # samples whose form is kept besides their digest
+HEARTBEAT_S = 0.5
 
 
 class Parts:
@@ -33,11 +37,9 @@ class Parts:
     @property
     def roots(self) -> dict[str, object]:
         """Where a walk over all that they carry begins, with the names that a reader knows."""
-        roots = {type(self.dataset).__name__: self.dataset}
-        for name in ("collate_fn", "worker_init_fn"):
-            if getattr(self, name) is not None:
-                roots[name] = getattr(self, name)
-        return roots
+        functions = {"collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn}
+        named = {name: function for name, function in functions.items() if function is not None}
+        return {type(self.dataset).__name__: self.dataset} | named
 
     def item(self, key):
         """One sample, as torch's own fetcher asks for it."""
@@ -50,40 +52,87 @@ class Parts:
         whole = samples if self.batches else samples[0]
         return whole if self.collate_fn is None else self.collate_fn(whole)
 
+    def epoch_owners(self) -> list[tuple[str, object]]:
+        """(path, object) of all in the dataset that has a set_epoch, in one order in every process."""
+        reached = reach({type(self.dataset).__name__: self.dataset})
+        return [(path, x) for path, x in reached if not isinstance(x, type) and callable(getattr(x, "set_epoch", 0))]
 
+    def epoch_attributes(self) -> list[dict[str, int]]:
+        """What the objects with a set_epoch hold in this process."""
+        return [_attribute_digests(x) for _, x in self.epoch_owners()]
+
+    def set_epoch(self) -> str:
+        """Call every set_epoch of the dataset with an epoch that it is not in; the error's words, if it fails."""
+        try:
+            for _, x in self.epoch_owners():
+                before = _attribute_digests(x)
+                x.set_epoch(1)
+                if _attribute_digests(x) == before:
+                    x.set_epoch(2)
+        except Exception as error:
+            return first_line(error)
+        return ""
+
+
+def _attribute_digests(x) -> dict[str, int]:
+    """A digest of each attribute of an object, shared memory by what it holds."""
+    digests = {}
+    for name, value in list(getattr(x, "__dict__", {}).items()):
+        with contextlib.suppress(Exception):
+            content = getattr(value, "value", value)  # of a Value shared between processes
+            if isinstance(content, int | float | str | torch.Tensor | np.ndarray):
+                digests[name] = digest(content)
+    return digests
+
+
+@dataclass
 class Read:
-    """Digests of the samples of `keys`, in their order; 0 where reading failed, with the reason in `errors`."""
+    """Digests of the samples from place `first` on; 0 where reading failed, with the reason in `errors`."""
 
-    def __init__(self, n: int):
-        self.digests = np.zeros(n, np.uint64)
-        self.forms: dict[int, str] = {}
-        self.errors: dict[int, str] = {}
-        self.done = 0
-        self.seconds = 0.0
+    first: int = 0
+    digests: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
+    forms: dict[int, str] = field(default_factory=dict)  # by place, as the errors
+    errors: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def done(self) -> int:
+        return len(self.digests)
+
+    @classmethod
+    def joined(cls, reads: Sequence["Read"]) -> "Read":
+        """Readings of neighbouring places as one."""
+        whole = cls(digests=np.concatenate([read.digests for read in reads]))
+        for read in reads:
+            whole.errors |= read.errors
+            whole.forms |= read.forms
+            whole.seconds += read.seconds
+        return whole
 
 
 def read(parts: Parts, first: int, keys: Sequence, sources=SOURCES, until: float = np.inf) -> Read:
     """Read and digest, each sample with the global streams `sources` started from its place, `first` + k."""
-    seen = Read(len(keys))
+    reading, digests = Read(first), []
     began = time.perf_counter()
-    for k, key in enumerate(keys):
+    for place, key in enumerate(keys, first):
         if sources:
-            seed(first + k, sources)
+            seed(place, sources)
+        digests.append(0)
         try:
             sample = parts.item(key)
-            seen.digests[k] = digest(sample)
-            if first + k < FORMS:
-                seen.forms[first + k] = form(sample)
-        except Exception as fault:
-            seen.errors[first + k] = told(fault)
-        seen.done = k + 1
+            digests[-1] = digest(sample)
+            if place < FORMS:
+                reading.forms[place] = form(sample)
+        except Exception as error:
+            reading.errors[place] = first_line(error)
         if time.perf_counter() - began > until:
             break
-    seen.seconds = time.perf_counter() - began
-    return seen
+    reading.digests = np.array(digests, np.uint64)
+    reading.seconds = time.perf_counter() - began
+    return reading
 
 
-class Yielding(Parts):
+class RaceProvoker(Parts):
     """Gives way to another process after half of all calls within an item: two that share an offset will meet."""
 
     def item(self, key):
@@ -100,34 +149,47 @@ class Yielding(Parts):
             sys.setprofile(None)
 
 
-def draw(parts: Parts, keys: Sequence, most: int, seconds: float) -> dict:
-    """The same samples again and again: where the random streams stand, which of them move, what comes out.
+@dataclass
+class Draws:
+    """Where a worker's random streams stand after a sample (`after`), and which of them a further sample moves.
 
-    `own` are digests with the global streams started alike each time: they differ where generators of the
-    dataset's own do. The samples go through the collate function, which may draw too.
+    `own` are digests of the same samples with the global streams started alike each time: they differ where
+    generators of the dataset's own do.
     """
-    info = get_worker_info()
-    out = {"id": info.id if info else -1, "after": {}, "moved": [], "own": [], "error": ""}
 
-    def once():
+    worker: int = field(default_factory=worker_number)
+    after: dict[str, int] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
+    error: str = ""
+
+    def compare(self, states: Sequence[dict[str, int]]):
+        """Note where the streams stood first, and which stood elsewhere later."""
+        if states:
+            self.after = states[0]
+            self.moved = [name for name, state in states[0].items() if any(s.get(name) != state for s in states[1:])]
+
+
+def draw(parts: Parts, keys: Sequence, most: int, seconds: float) -> Draws:
+    """Read the same samples again and again, through the collate function too, which may draw as well."""
+    draws = Draws()
+
+    def batch_digest():
         return digest(parts.batch([parts.item(key) for key in keys]))
 
-    def states():
-        return global_states() | generators(parts.roots)
-
     try:
-        once()
-        out["after"] = states()
-        once()
-        later = states()
-        out["moved"] = [name for name, state in out["after"].items() if later.get(name) != state]
+        states = []
+        for _ in range(2):
+            batch_digest()
+            states.append(global_states() | generators(parts.roots))
+        draws.compare(states)
         until = time.perf_counter() + seconds
-        while len(out["own"]) < most and (len(out["own"]) < 4 or time.perf_counter() < until):
+        while len(draws.own) < most and (len(draws.own) < 4 or time.perf_counter() < until):
             seed(0)
-            out["own"].append(once())
-    except Exception as fault:
-        out["error"] = told(fault)
-    return out
+            draws.own.append(batch_digest())
+    except Exception as error:
+        draws.error = first_line(error)
+    return draws
 
 
 class Init:
@@ -153,28 +215,36 @@ class Probe(Dataset):
         name, *needs = command
         return name, getattr(self, name)(*needs)
 
-    def read(self, first: int, keys: Sequence, sources) -> tuple[int, Read]:
-        return first, read(self.parts, first, keys, sources)
+    def read(self, first: int, keys: Sequence, sources) -> Read:
+        return read(self.parts, first, keys, sources)
 
-    def read_yielding(self, first: int, keys: Sequence, sources) -> tuple[int, Read]:
-        parts = self.parts
-        return first, read(Yielding(parts.dataset), first, keys, sources)
+    def read_yielding(self, first: int, keys: Sequence, sources) -> Read:
+        return read(RaceProvoker(self.parts.dataset), first, keys, sources)
 
-    def draw(self, keys: Sequence, most: int, seconds: float) -> dict:
+    def draw(self, keys: Sequence, most: int, seconds: float) -> Draws:
         return draw(self.parts, keys, most, seconds)
 
     def again(self, keys: Sequence, times: int) -> tuple[int, int]:
         """Read some samples again and again: how many reads that were, and how many threads ran at once."""
-        with running() as at_once:
+        with counting_threads() as running:
             reads = sum(read(self.parts, 0, keys).done for _ in range(times))
-        return reads, sorted(at_once)[int(0.6 * len(at_once))] if len(at_once) > 4 else 1
+        return reads, sorted(running)[int(0.6 * len(running))] if len(running) > 4 else 1
 
-    def census(self) -> dict:
+    def census(self) -> Census:
         return census(self.parts.roots)
 
-    def epochs(self) -> list[Mapping[str, int]]:
-        """What the objects with a set_epoch hold in this process."""
-        return [attributes(x) for _, x in with_epoch(self.parts)]
+    def epochs(self) -> list[dict[str, int]]:
+        return self.parts.epoch_attributes()
+
+
+@dataclass
+class StreamRead(Draws):
+    """Digests of a stream's samples in their order, and whether it ended or broke off with an error."""
+
+    digests: list[int] | np.ndarray = field(default_factory=list)
+    devices: set[str] = field(default_factory=set)
+    ended: bool = False
+    seconds: float = 0.0
 
 
 class ProbeStream(IterableDataset):
@@ -188,64 +258,30 @@ class ProbeStream(IterableDataset):
     def __init__(self, parts: Parts, alike: bool, most: int, seconds: float):
         self.parts, self.alike, self.most, self.seconds = parts, alike, most, seconds
 
-    def __iter__(self):
-        info = get_worker_info()
-        who = info.id if info else -1
+    def __iter__(self) -> Iterator[tuple[str, object]]:
         yield "census", census(self.parts.roots)
-        seen, forms, kinds, states = [], [], set(), []
+        reading, states = StreamRead(), []
         began = sent = time.perf_counter()
-        ended, error = False, ""
         try:
             stream = iter(self.parts.dataset)
-            roots = self.parts.roots | {"__iter__": stream}
-            while len(seen) < self.most and time.perf_counter() - began < self.seconds:
-                if self.alike and (seen or info is None):
+            while len(reading.digests) < self.most and time.perf_counter() - began < self.seconds:
+                if self.alike and (reading.digests or reading.worker < 0):
                     seed(0)
                 sample = next(stream)
-                seen.append(digest(sample))
-                if len(forms) < FORMS:
-                    forms.append(form(sample))
-                    kinds |= devices(sample)
-                if len(seen) <= FIRST:
-                    states.append(global_states() | generators(roots))
-                if time.perf_counter() - sent > 0.5:
+                reading.digests.append(digest(sample))
+                if len(reading.digests) <= FIRST:
+                    reading.devices |= devices(sample)
+                    states.append(global_states() | generators(self.parts.roots | {"__iter__": stream}))
+                if time.perf_counter() - sent > HEARTBEAT_S:
                     sent = time.perf_counter()
-                    yield "at", len(seen)
+                    yield "heartbeat", None
         except StopIteration:
-            ended = True
-        except Exception as fault:
-            error = told(fault)
-        yield (
-            "stream",
-            {
-                "id": who,
-                "digests": np.array(seen, np.uint64),
-                "forms": forms,
-                "devices": kinds,
-                "ended": ended,
-                "error": error,
-                "after": states[0] if states else {},
-                "moved": [name for name in states[0] if any(s.get(name) != states[0][name] for s in states[1:])]
-                if states
-                else [],
-                "seconds": time.perf_counter() - began,
-            },
-        )
+            reading.ended = True
+        except Exception as error:
+            reading.error = first_line(error)
+        reading.compare(states)
+        reading.digests = np.array(reading.digests, np.uint64)
+        reading.seconds = time.perf_counter() - began
+        yield "stream", reading
+        yield "epochs", self.parts.epoch_attributes()
         yield "census", census(self.parts.roots)
-
-
-def with_epoch(parts: Parts) -> list[tuple[str, object]]:
-    """(path, object) of all in the dataset that has a set_epoch, in one order in every process."""
-    roots = {type(parts.dataset).__name__: parts.dataset}
-    return [(path, x) for path, x in reach(roots) if not isinstance(x, type) and callable(getattr(x, "set_epoch", 0))]
-
-
-def attributes(x) -> Mapping[str, int]:
-    """A digest of each attribute of an object, shared memory by what it holds."""
-    found = {}
-    for name, value in list(getattr(x, "__dict__", {}).items()):
-        with contextlib.suppress(Exception):
-            held = getattr(value, "value", value)  # of a Value shared between processes
-            if isinstance(held, int | float | str | torch.Tensor | np.ndarray):
-                found[name] = digest(held)
-    return found

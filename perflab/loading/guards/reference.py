@@ -1,165 +1,154 @@
 """A dataset read in one process, without workers: what the guards compare all else with.
 
-It runs in a double of the learner's process and says what it sees; nothing is judged here.
+It runs in a copy of the learner's process and says what it sees; nothing is judged here.
 """
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
-from .case import Case
-from .census import of_one_process
+from perflab.errors import first_line
+
 from .digest import SOURCES, devices, digest, global_states, tensors
-from .double import told
+from .evidence import Epoch, EpochChange, Evidence
 from .pickled import culprit
-from .probe import Parts, ProbeStream, Read, attributes, read, with_epoch
-from .walk import open_things, piles
+from .probe import Parts, ProbeStream, Read, StreamRead, read
+from .resources import of_one_process
+from .walk import long_containers, open_files
 
 BLOCK = 64
 FEW_BYTES = 4 * 2**20
 INDICES = 100_000  # of an epoch, looked at
+UNKNOWN_LENGTH = 10_000  # indices tried of a dataset that knows no length
+LONGEST_BATCH = 512
 
 
-def alone(case: Case, say: Callable):
-    """Pickling, devices, then every sample once, some twice, a batch, and what the dataset carries."""
-    parts, loader = case.parts, case.loader
-    named = {type(loader.dataset).__name__: loader.dataset} | {
-        name: getattr(loader, name) for name in ("collate_fn", "worker_init_fn") if getattr(loader, name) is not None
-    }
-    enough = FEW_BYTES if case.method == "fork" else math.inf  # forked workers receive no pickle
-    tried = [culprit(name, x, enough) for name, x in named.items()]
-    say({"pickling": [found for found in tried if found[1]]})
-    say({"piles": piles(parts.roots), "open": {path: fd for path, _, fd in open_things(parts.roots)}})
-    say({"handles": {path: (id(x), type(x).__name__) for path, x in of_one_process(parts.roots)}})
-    if case.streams:
-        _alone_stream(case, say)
+def read_here(evidence: Evidence, say: Callable):
+    """Pickling and what the dataset carries, devices, then every sample once, some twice, and a batch."""
+    parts = evidence.parts
+    enough = FEW_BYTES if evidence.method == "fork" else math.inf  # forked workers receive no pickle
+    obstacles = [culprit(name, x, enough) for name, x in parts.roots.items()]
+    unpicklable = [(path, kind, words) for path, kind, words in obstacles if kind]
+    say(unpicklable=unpicklable, start="fork" if unpicklable else evidence.start)
+    say(
+        long_containers=long_containers(parts.roots),
+        open_files={path: fd for path, _, fd in open_files(parts.roots)},
+        handles={path: (id(x), type(x).__name__) for path, x in of_one_process(parts.roots)},
+        default_device=torch.get_default_device().type,
+    )
+    if evidence.streams:
+        _read_stream(evidence, say)
         return
-    keys, total, epoch = keys_of(loader)
-    say({"total": total, "epoch": epoch})
+    keys, total, epoch = keys_of(evidence.loader)
+    say(total=total, epoch=epoch)
     if not keys:
-        say({"keys": []})
         return
-    found, default = set(), torch.get_default_device().type
-    for key in keys[:2]:
-        try:
-            found |= devices(parts.item(key))
-        except Exception as fault:
-            if "CUDA" in str(fault):
-                found.add("cuda")
-    say({"devices": sorted(found), "default_device": default})
+    say(devices=set().union(*(_devices_of(parts, key) for key in keys[:2])))
     torch.set_default_device(None)
-    if found:
-        say({"keys": []})
-        return
-    _read_alone(case, keys, say)
+    if not evidence.devices:
+        _read_items(evidence, keys, say)
 
 
-def _read_alone(case: Case, keys: Sequence, say):
-    parts = case.parts
+def _devices_of(parts: Parts, key) -> set[str]:
+    try:
+        return devices(parts.item(key))
+    except Exception as error:
+        return {"cuda"} if "CUDA" in str(error) else set()
+
+
+def _read_items(evidence: Evidence, keys: Sequence, say: Callable):
+    parts = evidence.parts
     sources = _used(parts, keys[:32])
+    order, reading = _read_in_time(evidence, keys, sources, say)
+    say(keys=order, read=reading, sources=sources)
+    again = _again(evidence, 256, 0.3 * evidence.partial_s)
+    both = {place: r for place, r in again.items() if place not in reading.errors}
+    forms = {place: r.forms[place] for place, r in both.items() if place in r.forms and place in reading.forms}
+    say(own_random=any(r.digests[0] != reading.digests[place] for place, r in both.items()))
+    say(own_forms=any(form != reading.forms[place] for place, form in forms.items()))
+    say(**_batch(evidence, (parts.item(key) for key in evidence.good_keys)))
+    if parts.epoch_owners():
+        few = order[: evidence.few]
+        say(epoch_here=_epoch_change(parts, lambda: read(parts, 0, few).digests))
+
+
+def _read_in_time(evidence: Evidence, keys: Sequence, sources, say: Callable) -> tuple[list, Read]:
+    """The keys that were read, and their reading: all where time allows, else runs from all over."""
     began, reads, at, order = time.perf_counter(), [], 0, keys
-    told_at = began
     while at < len(order):
         spent = time.perf_counter() - began
         quickest = min((r.seconds / r.done for r in reads), default=0.0)  # others may have taken the cores
-        if spent > 0.1 and order is keys and quickest * len(keys) > case.whole_s:
+        if spent > 0.1 and order is keys and quickest * len(keys) > evidence.whole_s:
             order = _scattered(keys, at)
-        if spent > (2 * case.whole_s if order is keys else case.partial_s):
+        if spent > (2 * evidence.whole_s if order is keys else evidence.partial_s):
             break
-        reads.append(read(parts, at, order[at : at + BLOCK], sources, until=0.2))
+        reads.append(read(evidence.parts, at, order[at : at + BLOCK], sources, until=0.2))
         at += reads[-1].done
-        if time.perf_counter() - told_at > 0.2:
-            told_at = time.perf_counter()
-            say({"at": at})
-    seen = joined(reads)
-    order = list(order[:at])
-    say({"keys": order, "seen": seen, "sources": sources})
-    few = _spread(at, 256)
-    again = _again(parts, order, few, sources, 0.3 * case.partial_s)
-    both = [k for k in again if k not in seen.errors]
-    say({"own_random": any(again[k][0] != int(seen.digests[k]) for k in both)})
-    say({"own_forms": any(again[k][1] != seen.forms[k] for k in both if k in seen.forms)})
-    say(_batch(case, [order[k] for k in range(at) if k not in seen.errors]))
-    if with_epoch(parts):
-        say({"epoch_alone": _epoch_alone(parts, order[: few_items(case, seen)])})
+        say()
+    return list(order[:at]), Read.joined(reads)
 
 
-def keys_of(loader: DataLoader) -> tuple[Sequence, int, dict]:
+def keys_of(loader: DataLoader) -> tuple[Sequence, int, Epoch]:
     """The indices to read, how many the dataset has, and the indices and batches of an epoch as samplers give them."""
-    n = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-    facts: dict = {"error": ""}
     sampler, batches = loader.sampler, loader.batch_sampler
-    facts |= {"size": loader.batch_size, "drop_last": loader.drop_last}
+    epoch, indices = Epoch(size=loader.batch_size, drop_last=loader.drop_last), []
     plain = batches is None or type(batches) is BatchSampler
     if type(batches) is BatchSampler:  # given as one, the loader's own sampler is another
-        sampler, facts["size"], facts["drop_last"] = batches.sampler, batches.batch_size, batches.drop_last
-    standard = type(sampler) in (SequentialSampler, RandomSampler, WeightedRandomSampler) and plain
-    epoch: list = []
+        sampler, epoch.size, epoch.drop_last = batches.sampler, batches.batch_size, batches.drop_last
     try:
-        if standard:  # not gone through: a shuffle of a billion indices is a list of them
-            facts["samples"] = len(sampler)
+        if plain and type(sampler) in (SequentialSampler, RandomSampler, WeightedRandomSampler):
+            epoch.standard = type(sampler).__name__  # not gone through: a shuffle of a billion indices is a list
+            epoch.samples = len(sampler)
         elif plain:
-            epoch = list(itertools.islice(sampler, INDICES))
-            facts["samples"] = len(sampler) if hasattr(sampler, "__len__") else len(epoch)
+            indices = list(itertools.islice(sampler, INDICES))
+            epoch.samples = len(sampler) if hasattr(sampler, "__len__") else len(indices)
         else:
-            sizes = []
+            epoch.sizes = []
             for batch in itertools.islice(batches, INDICES):
-                sizes.append(len(batch))
-                epoch += batch
-                if len(epoch) > INDICES:
+                epoch.sizes.append(len(batch))
+                indices += batch
+                if len(indices) > INDICES:
                     break
-            facts |= {"samples": len(epoch), "sizes": sizes}
-        facts |= {"read": len(epoch), "distinct": len(_unique(epoch)), "standard": type(sampler).__name__ * standard}
-    except Exception as fault:
-        epoch, facts["error"] = [], told(fault)
-    if n is not None and not epoch:
-        keys = range(n)
-    elif n is None and not epoch:
-        keys = _by_trying(loader.dataset)
-    else:
-        try:
-            keys = list(dict.fromkeys(epoch))
-        except TypeError:  # keys that are lists
-            keys = epoch
-    return keys, len(keys) if n is None else n, facts
+            epoch.samples = len(indices)
+        distinct = _distinct(indices)
+        epoch.read, epoch.distinct = len(indices), len(distinct)
+    except Exception as error:
+        distinct, epoch.error = [], first_line(error)
+    known = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+    keys = distinct or (_by_trying(loader.dataset) if known is None else range(known))
+    return keys, len(keys) if known is None else known, epoch
 
 
-def _unique(epoch: list) -> set:
+def _distinct(indices: list) -> list:
     try:
-        return set(epoch)
-    except TypeError:
-        return {digest(key) for key in epoch}
+        return list(dict.fromkeys(indices))
+    except TypeError:  # indices that are lists
+        return list({digest(index): index for index in indices}.values())
 
 
-def _by_trying(dataset) -> list:
+def _by_trying(dataset) -> range:
     """Indices from 0 to the first that does not exist, for a dataset that knows no length."""
     until = time.perf_counter() + 1.0
-    for n in range(10_000):
+    for n in range(UNKNOWN_LENGTH):
         if time.perf_counter() > until:
-            return list(range(n))
+            return range(n)
         try:
             dataset[n]
         except (IndexError, KeyError, StopIteration):
-            return list(range(n))
+            return range(n)
         except Exception:
             continue
-    return list(range(10_000))
+    return range(UNKNOWN_LENGTH)
 
 
-def _used(parts: Parts, keys: list) -> tuple[str, ...]:
+def _used(parts: Parts, keys: Sequence) -> tuple[str, ...]:
     """The global random streams that reading moves."""
     used, until = set(), time.perf_counter() + 0.2
     for key in keys:
@@ -170,10 +159,7 @@ def _used(parts: Parts, keys: list) -> tuple[str, ...]:
             parts.item(key)
         except Exception:
             continue
-        after = global_states()
-        used |= {name for name in before if before[name] != after[name]}
-        if len(used) == len(SOURCES):
-            break
+        used |= {name for name, state in global_states().items() if before[name] != state}
     return tuple(name for name in SOURCES if name in used)
 
 
@@ -184,122 +170,75 @@ def _scattered(keys: Sequence, begin: int) -> list:
     return [*keys[:begin], *(key for start in starts for key in keys[start : start + BLOCK])]
 
 
-def few_items(case: Case, seen: Read) -> int:
-    """How many samples can be read in a moment: 64, or fewer where they are slow."""
-    return max(1, min(64, seen.done, int(0.5 * case.partial_s * seen.done / seen.seconds)))
-
-
-def _spread(n: int, most: int) -> list[int]:
-    return list(range(0, n, max(1, n // most)))[:most]
-
-
-def _again(parts: Parts, keys: list, places: list[int], sources, seconds: float) -> dict[int, tuple[int, str]]:
-    """Digest and form of some places, read once more."""
-    out, until = {}, time.perf_counter() + seconds
-    for k in places:
-        seen = read(parts, k, [keys[k]], sources)
-        if not seen.errors:
-            out[k] = int(seen.digests[0]), seen.forms.get(k, "")
+def _again(evidence: Evidence, most: int, seconds: float) -> dict[int, Read]:
+    """Some places from all over, read once more."""
+    again, until = {}, time.perf_counter() + seconds
+    for place in range(0, len(evidence.keys), max(1, len(evidence.keys) // most))[:most]:
+        reading = read(evidence.parts, place, [evidence.keys[place]], evidence.sources)
+        if not reading.errors:
+            again[place] = reading
         if time.perf_counter() > until:
             break
-    return out
+    return again
 
 
-def joined(reads: list[Read]) -> Read:
-    """Readings of neighbouring places as one."""
-    whole = Read(0)
-    whole.digests = np.concatenate([r.digests[: r.done] for r in reads])
-    for r in reads:
-        whole.errors |= r.errors
-        whole.forms |= r.forms
-        whole.done += r.done
-        whole.seconds += r.seconds
-    return whole
+def _batch(evidence: Evidence, samples: Iterable) -> dict:
+    """One batch, collated here: its tensors and devices, or why it fails."""
+    size = (evidence.loader.batch_size or 8) if evidence.parts.batches else 1
+    try:
+        taken, until = [], time.perf_counter() + 0.3
+        for sample in itertools.islice(samples, min(size, LONGEST_BATCH)):
+            taken.append(sample)
+            if time.perf_counter() > until and len(taken) > 1:
+                break
+        if not taken:
+            return {"batch_tensors": 0}
+        batch = evidence.parts.batch(taken)
+        facts = {"batch_tensors": sum(1 for _ in tensors(batch)), "batch_devices": devices(batch)}
+        return facts if facts["batch_devices"] else facts | {"unsendable": _unsendable(batch)}
+    except Exception as error:
+        return {"batch_tensors": 0, "collate_error": first_line(error)}
 
 
 def _unsendable(batch) -> str:
     """Why a worker could not send this batch to the main process; then it drops it, and the loop waits for ever."""
     try:
         ForkingPickler.dumps(batch)
-    except (TypeError, AttributeError, PicklingError) as fault:
-        return told(fault)
-    except Exception as fault:  # too many descriptors, say: another guard's
-        return told(fault) if "requires_grad" in str(fault) else ""
+    except (TypeError, AttributeError, PicklingError) as error:
+        return first_line(error)
+    except Exception as error:  # too many descriptors, say: another guard's
+        return first_line(error) if "requires_grad" in str(error) else ""
     return ""
 
 
-def _batch(case: Case, keys: list) -> dict:
-    """One batch, collated here: its tensors, or why it fails."""
-    loader = case.loader
-    size = (loader.batch_size or 8) if case.parts.batches else 1
-    try:
-        samples, until = [], time.perf_counter() + 0.3
-        for key in keys[: min(size, 512)]:
-            samples.append(case.parts.item(key))
-            if time.perf_counter() > until and len(samples) > 1:
-                break
-        if not samples:
-            return {"batch_tensors": 0, "collate_error": ""}
-        batch = case.parts.batch(samples)
-        found = {"batch_tensors": sum(1 for _ in tensors(batch)), "collate_error": "", "devices_batch": devices(batch)}
-        return found if found["devices_batch"] else found | {"unsendable": _unsendable(batch)}
-    except Exception as fault:
-        return {"batch_tensors": 0, "collate_error": told(fault)}
+def _epoch_change(parts: Parts, sample_digests: Callable[[], np.ndarray]) -> EpochChange:
+    """What set_epoch changes where there are no workers."""
+    samples, attributes = sample_digests(), parts.epoch_attributes()
+    error = parts.set_epoch()
+    return EpochChange(
+        paths=[path for path, _ in parts.epoch_owners()],
+        samples=not np.array_equal(samples, sample_digests()),
+        attributes=attributes != parts.epoch_attributes(),
+        error=error,
+    )
 
 
-def _epoch_alone(parts: Parts, keys: list) -> dict:
-    """What set_epoch changes where there are no workers: samples, and attributes of its owners."""
-    before, held = read(parts, 0, keys), [attributes(x) for _, x in with_epoch(parts)]
-    error = set_epoch(parts)
-    after, then = read(parts, 0, keys), [attributes(x) for _, x in with_epoch(parts)]
-    return {
-        "paths": [path for path, _ in with_epoch(parts)],
-        "samples": bool((before.digests != after.digests).any()),
-        "attributes": held != then,
-        "error": error,
-    }
-
-
-def set_epoch(parts: Parts) -> str:
-    """Call every set_epoch of the dataset with an epoch that it is not in; the error's words, if it fails."""
-    try:
-        for _, x in with_epoch(parts):
-            before = attributes(x)
-            x.set_epoch(1)
-            if attributes(x) == before:
-                x.set_epoch(2)
-    except Exception as fault:
-        return told(fault)
-    return ""
-
-
-def _alone_stream(case: Case, say):
+def _read_stream(evidence: Evidence, say: Callable):
     """The whole stream once where time allows, and its beginning once more."""
-    say({"default_device": torch.get_default_device().type})
-    for name, content in ProbeStream(case.parts, alike=True, most=10_000_000, seconds=case.whole_s):
-        say({"at": content} if name == "at" else {f"stream {name}": content})
+    parts = evidence.parts
+
+    def reading(most: int, seconds: float) -> StreamRead:
+        for name, content in ProbeStream(parts, True, most, seconds):
+            say()
+            if name == "stream":
+                stream = content
+        return stream
+
+    say(stream=reading(10_000_000, evidence.whole_s))
     torch.set_default_device(None)
-    again = ProbeStream(case.parts, alike=True, most=512, seconds=0.3 * case.partial_s)
-    for name, content in again:
-        if name == "stream":
-            say({"stream again": content})
-    samples = []
-    try:
-        samples = list(itertools.islice(case.parts.dataset, min(case.loader.batch_size or 1, 512)))
-        batch = case.parts.batch(samples) if samples else []
-        say({"batch_tensors": sum(1 for _ in tensors(batch)), "collate_error": ""})
-    except Exception as fault:
-        say({"batch_tensors": 0, "collate_error": told(fault)})
-    if with_epoch(case.parts):
-        before = _stream_now(case)
-        held = [attributes(x) for _, x in with_epoch(case.parts)]
-        error = set_epoch(case.parts)
-        after, then = _stream_now(case), [attributes(x) for _, x in with_epoch(case.parts)]
-        changed = not np.array_equal(before["digests"], after["digests"])
-        paths = [path for path, _ in with_epoch(case.parts)]
-        say({"epoch_alone": {"paths": paths, "samples": changed, "attributes": held != then, "error": error}})
-
-
-def _stream_now(case: Case) -> dict:
-    probe = ProbeStream(case.parts, alike=True, most=64, seconds=0.3)
-    return next(content for name, content in probe if name == "stream")
+    again = reading(LONGEST_BATCH, 0.3 * evidence.partial_s).digests
+    first = evidence.stream.digests if evidence.stream.ended else evidence.stream.digests[: len(again)]
+    say(own_random=not np.isin(again, first).all())
+    say(**_batch(evidence, parts.dataset))
+    if parts.epoch_owners():
+        say(epoch_here=_epoch_change(parts, lambda: reading(64, 0.3).digests))

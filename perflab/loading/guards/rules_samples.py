@@ -1,310 +1,226 @@
 """The rules about samples: from what was seen to fine, ALARM or not checked, in words. Nothing is read here."""
 
-from dataclasses import dataclass, field
+from collections import Counter
 
 import numpy as np
 
-from .case import Alone, Case
-from .digest import SOURCES
+from .evidence import Check, Evidence, StreamRead, alarm, fine, unchecked
 
-FINE, ALARM, NOT_CHECKED = "fine", "ALARM", "not checked"
-
-
-@dataclass(frozen=True)
-class Check:
-    """What one guard found: `state` is "fine", "ALARM" or "not checked" (then `what` is the reason)."""
-
-    guard: str
-    state: str
-    what: str
-    seen: str = ""
-    way_out: str = ""
-
-    def __repr__(self):
-        return f"{self.guard}: {self.state}"
-
-    def __str__(self):
-        more = "".join(f" {part}" for part in (self.seen and f"Seen: {self.seen}.", self.way_out) if part)
-        return f"{self.guard}: {self.state}. {self.what}{more}"
+SHARD = "Give each worker its own part, by torch.utils.data.get_worker_info().id and num_workers, in __iter__."
 
 
-@dataclass
-class Evidence:
-    """All that was seen of one loader."""
-
-    case: Case
-    alone: Alone
-    bare: bool  # a dataset was given, without a loader
-    facts: dict = field(default_factory=dict)
-    crews: list[dict] = field(default_factory=list)
-    verified: dict = field(default_factory=dict)
-    ended: str = ""  # why reading in workers, or at all, came to no end
-    where: str = ""
-    threads: int = 1  # of the learner's process
-    fds: int = 0
-    fd_limit: int = 0
-    kept: int = 0  # descriptors of workers' tensors that the learner's process holds
-
-    @property
-    def workers(self) -> int:
-        return self.case.loader.num_workers or self.case.workers
-
-    def crew(self, **wanted) -> list[dict]:
-        return [c for c in self.crews if all(c.get(k) == v for k, v in wanted.items())]
-
-
-def hindered(seen: Evidence) -> tuple[str, str] | None:
+def hindered(evidence: Evidence) -> Check | None:
     """Why nothing can be said that needs samples from workers."""
-    if seen.facts.get("devices"):
-        return NOT_CHECKED, "The samples are no CPU tensors; mend that first."
-    if not seen.case.streams and not seen.alone.keys:
-        return NOT_CHECKED, "There was no sample to read." if not seen.ended else f"Reading ended: {seen.ended}."
-    if seen.ended and not seen.crews:
-        return NOT_CHECKED, f"The workers gave nothing to judge by: {seen.ended}."
+    if evidence.devices:
+        return unchecked("The samples are no CPU tensors; mend that first.")
+    if not evidence.streams and not evidence.keys:
+        return unchecked(f"Reading ended: {evidence.ended}." if evidence.ended else "There was no sample to read.")
+    if evidence.ended and not evidence.runs:
+        return unchecked(f"The workers gave nothing to judge by: {evidence.ended}.")
     return None
 
 
-def pickling(seen: Evidence):
-    if why := seen.facts.get("unsendable"):
-        what = f"A worker cannot send a batch to the main process ({why}), and the loop would wait for it for ever."
-        return (
-            ALARM,
-            what,
+def pickling(evidence: Evidence) -> Check:
+    if why := evidence.unsendable:
+        return alarm(
+            f"A worker cannot send a batch to the main process ({why}), and the loop would wait for it for ever.",
             "",
             "Return plain data from the worker: detach() a tensor that has a history, make lists of generators.",
         )
-    found, method = seen.facts.get("pickling"), seen.case.method
-    if found is None:
-        return NOT_CHECKED, f"Reading ended: {seen.ended}."
-    if not found:
-        return FINE, f"Dataset and functions can travel to workers started by {method}, and by any other way."
-    path, kind, words = found[0]
+    if evidence.unpicklable is None:
+        return unchecked(f"Reading ended: {evidence.ended}.")
+    method = evidence.method
+    if not evidence.unpicklable:
+        return fine(f"Dataset and functions can travel to workers started by {method}, and by any other way.")
+    path, kind, words = evidence.unpicklable[0]
     if kind == "main":
         what = f"{words} is defined in the notebook, which a new process cannot import"
         way_out = f"Move {words} to a file and import it."
     else:
         what = f"{path} cannot be pickled: it is {words}"
-        way_out = (
-            "Use a function or a class of a file (functools.partial for settings), and open handles in the worker."
-        )
-    figures = ", ".join(p for p, _, _ in found)
+        way_out = "Use a function or a class of a file (functools.partial for settings); open handles in the worker."
+    paths = ", ".join(path for path, _, _ in evidence.unpicklable)
     if method == "fork":
         later = "forkserver, the default from Python 3.14, and under spawn"
-        return FINE, f"Workers are forked here and inherit all; but {what}, so it would fail under {later}.", figures
-    return ALARM, f"Workers are started by {method} here, and {what}.", figures, way_out
+        return fine(f"Workers are forked here and inherit all; but {what}, so it would fail under {later}.", paths)
+    return alarm(f"Workers are started by {method} here, and {what}.", paths, way_out)
 
 
-def device(seen: Evidence):
-    found = sorted({*seen.facts.get("devices", ()), *seen.facts.get("devices_batch", ())})
-    for crew in seen.crews:
-        found += sorted(set().union(*(s.get("devices", ()) for s in crew.get("streams", {}).values())) - set(found))
-    found += sorted(set(seen.facts.get("stream stream", {}).get("devices", ())) - set(found))
-    default = seen.facts.get("default_device", "cpu")
-    if found:
-        why = f" (torch.set_default_device is {default})" if default != "cpu" else ""
-        return (
-            ALARM,
-            f"Samples are made on {', '.join(found)}{why}: forked workers cannot use a GPU, others fill its memory.",
-            f"device of a sample: {', '.join(found)}",
-            "Return CPU tensors, and move the batch in the training loop, from pinned memory.",
-        )
-    if "devices" not in seen.facts and "stream stream" not in seen.facts:
-        return NOT_CHECKED, f"There was no sample to look at{': ' + seen.ended if seen.ended else ''}."
-    return FINE, "Samples are made on the CPU."
+def device(evidence: Evidence) -> Check:
+    streams = [read for run in evidence.runs for read in run.streams.values()]
+    if evidence.stream is not None:
+        streams.append(evidence.stream)
+    if evidence.devices is None and evidence.stream is None:
+        return unchecked(f"There was no sample to look at{': ' + evidence.ended if evidence.ended else ''}.")
+    devices = (evidence.devices or set()).union(evidence.batch_devices, *(read.devices for read in streams))
+    if not devices:
+        return fine("Samples are made on the CPU.")
+    names, default = ", ".join(sorted(devices)), evidence.default_device
+    why = f" (torch.set_default_device is {default})" if default != "cpu" else ""
+    return alarm(
+        f"Samples are made on {names}{why}: forked workers cannot use a GPU, others fill its memory.",
+        f"device of a sample: {names}",
+        "Return CPU tensors, and move the batch in the training loop, from pinned memory.",
+    )
 
 
-def same_samples(seen: Evidence):
-    if early := _unreadable(seen):
-        return early
-    if reason := hindered(seen):
-        return reason
-    return _same_stream(seen) if seen.case.streams else _same_items(seen)
+def same_samples(evidence: Evidence) -> Check:
+    same = _same_stream if evidence.streams else _same_items
+    return _unreadable(evidence) or hindered(evidence) or same(evidence)
 
 
-def _unreadable(seen: Evidence):
+def _unreadable(evidence: Evidence) -> Check | None:
     """Samples or batches that cannot be made at all."""
-    case = seen.case
-    if "timed out" in seen.ended or seen.ended == "silent":
-        where = f"; it stood at {seen.where}" if seen.where else ""
-        what = f"No sample came for {case.timeout_s:g} s{where}."
-        if case.start != "fork":
-            return ALARM, what, "", "Look at what it waits for; a larger timeout_s if samples are that slow."
-        return (
-            ALARM,
+    ended, forked = evidence.ended, evidence.start == "fork"
+    if "timed out" in ended or ended == "silent":
+        where = f"; it stood at {evidence.where}" if evidence.where else ""
+        what = f"No sample came for {evidence.patience_s:g} s{where}."
+        if not forked:
+            return alarm(what, "", "Look at what it waits for; a larger timeout_s if samples are that slow.")
+        return alarm(
             what,
-            f"this process had {seen.threads} threads when its copies were forked",
+            f"this process had {evidence.threads} threads when its copies were forked",
             'Try multiprocessing_context="forkserver", or start the workers before the threads: a fork copies a '
             "lock that another thread holds, and nobody is left to open it.",
         )
-    if "killed by signal" in seen.ended or "exited unexpectedly" in seen.ended:
+    if "killed by signal" in ended or "exited unexpectedly" in ended:
         way_out = "Read with num_workers=0 to see its words, and look at memory and /dev/shm."
-        if case.start != "fork":
-            way_out = f'{way_out} A script must start what it runs under if __name__ == "__main__".'
-        return ALARM, f"A process that read samples died: {seen.ended}.", "", way_out
-    if seen.alone.seen is not None and (errors := seen.alone.seen.errors):
-        k, words = next(iter(errors.items()))
-        many = f"{len(errors):,} of {seen.alone.seen.done:,} samples cannot be read"
-        what = f"{many}; index {seen.alone.keys[k]!r} raises {words}: an epoch ends there."
-        return ALARM, what, many, "Mend or leave out what cannot be read; an index that fails stops every epoch."
-    error = seen.facts.get("stream stream", {}).get("error")
-    if error:
-        way_out = "Mend or leave out what cannot be read."
-        return (
-            ALARM,
-            f"The stream breaks off after {len(seen.alone.stream['digests']):,} samples: {error}.",
-            "",
-            way_out,
-        )
-    if error := seen.facts.get("collate_error"):
+        if not forked:
+            way_out += ' A script must start what it runs under if __name__ == "__main__".'
+        return alarm(f"A process that read samples died: {ended}.", "", way_out)
+    if evidence.read is not None and (errors := evidence.read.errors):
+        place, words = next(iter(errors.items()))
+        many = f"{len(errors):,} of {evidence.read.done:,} samples cannot be read"
+        what = f"{many}; index {evidence.keys[place]!r} raises {words}: an epoch ends there."
+        return alarm(what, many, "Mend or leave out what cannot be read; an index that fails stops every epoch.")
+    if evidence.stream is not None and (error := evidence.stream.error):
+        what = f"The stream breaks off after {len(evidence.stream.digests):,} samples: {error}."
+        return alarm(what, "", "Mend or leave out what cannot be read.")
+    if error := evidence.collate_error:
         way_out = "Give a collate_fn that takes these samples; default_collate takes tensors, arrays, numbers, strings."
-        return ALARM, f"A batch cannot be collated: {error}.", "", way_out
-    way_out = "Mend what raises it; an epoch would end there."
-    if seen.ended and seen.alone.seen is None and not seen.alone.stream:
-        return ALARM, f"Samples cannot be read: {seen.ended}.", "", way_out
-    if seen.ended and not seen.crews:
-        return ALARM, f"Workers fail where this process does not: {seen.ended}.", "", way_out
+        return alarm(f"A batch cannot be collated: {error}.", "", way_out)
+    if ended and not evidence.runs:
+        unread = evidence.read is None and evidence.stream is None
+        what = "Samples cannot be read" if unread else "Workers fail where this process does not"
+        return alarm(f"{what}: {ended}.", "", "Mend what raises it; an epoch would end there.")
     return None
 
 
-def _same_items(seen: Evidence):
-    alone = seen.alone
-    crews = [c for c in seen.crews if c["compared"]]
-    if not crews:
-        return NOT_CHECKED, f"No worker read a sample: {seen.ended or 'too little time'}."
-    least = min(max(c["compared"] for c in crews if c["crew"] == n) for n in {c["crew"] for c in crews})
-    many = f"{min(least, alone.seen.done):,} of {alone.total:,} samples"
-    sizes = [1 if seen.facts.get("by_worker") else 0, *sorted({c["crew"] for c in crews})]
-    counts = f"{', '.join(map(str, sizes[:-1]))} and {sizes[-1]} workers"
-    if any(a != b or c != d for a, b, c, d in seen.verified.values()) or (alone.own_random and not seen.verified):
-        strange = sorted(set().union(*(c["strange"] for c in crews)))
-        if strange and not seen.facts.get("own_forms"):
-            first = f"index {alone.keys[strange[0]]!r} first"
-            what = f"{len(strange):,} samples have another shape or type in workers, {first}."
-            return ALARM, what, "", "Let the shape of a sample depend on its index alone."
+def _same_items(evidence: Evidence) -> Check:
+    runs, keys, done = [run for run in evidence.runs if run.compared], evidence.keys, evidence.read.done
+    if not runs:
+        return unchecked(f"No worker read a sample: {evidence.ended or 'too little time'}.")
+    rereadings = evidence.rereadings.values()
+    random_here = any(first != second for first, second, *_ in rereadings)
+    random_there = any(first != second for *_, first, second in rereadings)
+    if random_here or random_there or (evidence.own_random and not rereadings):
+        other_form = sorted(set().union(*(run.other_form for run in runs)))
+        if other_form and not evidence.own_forms:
+            what = f"{len(other_form):,} samples have another shape or type in workers"
+            way_out = "Let the shape of a sample depend on its index alone."
+            return alarm(f"{what}, index {keys[other_form[0]]!r} first.", "", way_out)
         why = "The samples draw from random generators of their own, so that two readings differ without any worker"
-        return NOT_CHECKED, f"{why}; indices and shapes agree."
-    wrong = {c["crew"]: c["wrong"] for c in crews if c["wrong"]}
+        return unchecked(f"{why}; indices and shapes agree.")
+    wrong = {run.workers: run.other_content for run in runs if run.other_content}
     if wrong:
         size, places = max(wrong.items(), key=lambda pair: len(pair[1]))
-        key = alone.keys[places[0]]
-        what = (
-            f"{len(places):,} of {alone.seen.done:,} samples differ between 0 and {size} workers, index {key!r} first."
-        )
-        each = ", ".join(f"{len(p):,} with {n}" for n, p in wrong.items())
+        differ = f"{len(places):,} of {done:,} samples differ between 0 and {size} workers"
+        each = ", ".join(f"{len(places):,} with {n}" for n, places in wrong.items())
         way_out = "Let a sample depend on its index alone: not on the worker, on earlier samples, or on what is shared."
-        if seen.facts.get("moved_offsets"):
+        if evidence.moved_offsets:
             way_out = "Open files once per process, in the worker (see file handles)."
-        return ALARM, what, f"wrong samples: {each} workers", way_out
-    rounds = sum(c["compared"] for c in crews)
-    return FINE, f"{many} are the same with {counts}.", f"{rounds:,} samples compared in workers"
+        return alarm(f"{differ}, index {keys[places[0]]!r} first.", f"wrong samples: {each} workers", way_out)
+    numbers = sorted({run.workers for run in runs})
+    least = min(max(run.compared for run in runs if run.workers == n) for n in numbers)
+    first, *more, last = [1 if evidence.by_worker else 0, *numbers]
+    counts = f"{', '.join(map(str, [first, *more]))} and {last} workers"
+    return fine(
+        f"{min(least, done):,} of {evidence.total:,} samples are the same with {counts}.",
+        f"{sum(run.compared for run in runs):,} samples compared in workers",
+    )
 
 
-def _same_stream(seen: Evidence):
-    whole = seen.alone.stream
-    if not whole["ended"]:
-        return NOT_CHECKED, f"The stream had not ended after {len(whole['digests']):,} samples, so none can be missed."
-    if seen.facts.get("own_random"):
-        return NOT_CHECKED, "The samples draw from random generators of their own: two readings differ without workers."
-    known = np.unique(whole["digests"])
-    for crew in seen.crew(content=True):
-        for read in crew["streams"].values():
-            if read["error"]:
-                what = f"Worker {read['id']} of {crew['crew']} breaks off: {read['error']}."
-                return ALARM, what, "", "Mend what depends on the worker."
-        strange = sum(int((~np.isin(read["digests"][1:], known)).sum()) for read in crew["streams"].values())
-        if strange:
-            what = f"{strange:,} samples of {crew['crew']} workers are none of those read without workers."
-            way_out = "Open files in __iter__, once per worker, and let a sample depend on nothing that is shared."
-            return ALARM, what, f"{strange:,} of {len(_all(crew)):,}", way_out
-    return FINE, f"All samples of the workers are among the {len(whole['digests']):,} that one process reads."
-
-
-def own_generator_decides(seen: Evidence) -> bool:
-    """Do workers give samples that are new here, while a generator of the stream's own moves on between samples?"""
-    known = seen.alone.stream["digests"]
-    for crew in seen.crew(content=True):
-        for read in crew["streams"].values():
-            own = [name for name in read["moved"] if name not in SOURCES]
-            if own and not np.isin(read["digests"][1:], known).all():
-                return True
-    return False
-
-
-def _all(crew: dict) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.uint64), *(read["digests"] for read in crew["streams"].values())])
-
-
-def lost_or_doubled(seen: Evidence):
-    if not seen.case.streams:
-        epoch = seen.facts.get("epoch")
-        if not epoch:
-            return NOT_CHECKED, f"The indices of an epoch were not read: {seen.ended or 'unknown'}."
-        if epoch["error"] and seen.bare:
-            return NOT_CHECKED, f"The dataset alone does not say which indices it has: {epoch['error']}."
-        if epoch["error"]:
-            way_out = "Give the dataset a __len__, or the loader a sampler that knows the indices."
-            return ALARM, f"The sampler fails: {epoch['error']}.", "", way_out
-        if epoch["standard"]:
-            return (
-                FINE,
-                f"A {epoch['standard']} of this process gives {epoch['samples']:,} indices, to one worker each.",
+def _same_stream(evidence: Evidence) -> Check:
+    whole = evidence.stream
+    if not whole.ended:
+        return unchecked(f"The stream had not ended after {len(whole.digests):,} samples, so none can be missed.")
+    if evidence.own_random:
+        return unchecked("The samples draw from random generators of their own: two readings differ without workers.")
+    for run in evidence.content_runs:
+        for read in run.streams.values():
+            if read.error:
+                what = f"Worker {read.worker} of {run.workers} breaks off: {read.error}."
+                return alarm(what, "", "Mend what depends on the worker.")
+        unknown = sum(int((~np.isin(read.digests[1:], whole.digests)).sum()) for read in run.streams.values())
+        if unknown:
+            return alarm(
+                f"{unknown:,} samples of {run.workers} workers are none of those read without workers.",
+                f"{unknown:,} of {len(run.digests):,}",
+                "Open files in __iter__, once per worker, and let a sample depend on nothing that is shared.",
             )
-        what = (
-            f"The sampler runs in this process: {epoch['distinct']:,} different indices among {epoch['read']:,} read."
-        )
-        return FINE, what
-    if reason := hindered(seen):
-        return reason
-    whole = seen.alone.stream
-    shard = "Give each worker its own part, by torch.utils.data.get_worker_info().id and num_workers, in __iter__."
-    for crew in seen.crew(content=True):
-        got, n = _all(crew), crew["crew"]
-        reads = list(crew["streams"].values())
-        if whole["error"]:
-            return NOT_CHECKED, f"The stream breaks off: {whole['error']}."
-        if not (whole["ended"] and all(read["ended"] for read in reads)):
+    return fine(f"All samples of the workers are among the {len(whole.digests):,} that one process reads.")
+
+
+def lost_or_doubled(evidence: Evidence) -> Check:
+    return (hindered(evidence) or _balance_of_stream(evidence)) if evidence.streams else _indices(evidence)
+
+
+def _indices(evidence: Evidence) -> Check:
+    epoch = evidence.epoch
+    if epoch is None:
+        return unchecked(f"The indices of an epoch were not read: {evidence.ended or 'unknown'}.")
+    if epoch.error and evidence.bare:
+        return unchecked(f"The dataset alone does not say which indices it has: {epoch.error}.")
+    if epoch.error:
+        way_out = "Give the dataset a __len__, or the loader a sampler that knows the indices."
+        return alarm(f"The sampler fails: {epoch.error}.", "", way_out)
+    if epoch.standard:
+        return fine(f"A {epoch.standard} of this process gives {epoch.samples:,} indices, to one worker each.")
+    return fine(f"The sampler runs in this process: {epoch.distinct:,} different indices among {epoch.read:,} read.")
+
+
+def _balance_of_stream(evidence: Evidence) -> Check:
+    whole = evidence.stream
+    n = len(whole.digests)
+    for run in evidence.content_runs:
+        reads = list(run.streams.values())
+        got = len(run.digests)
+        if whole.error:
+            return unchecked(f"The stream breaks off: {whole.error}.")
+        if not (whole.ended and all(read.ended for read in reads)):
             if twice := _shared_start(reads):
-                what = f"{n} workers read the same samples: {twice:,} of the first {len(got):,} came more than once."
-                return ALARM, what, f"{twice:,} doubled", shard
+                came = f"{twice:,} of the first {got:,} came more than once"
+                return alarm(f"{run.workers} workers read the same samples: {came}.", f"{twice:,} doubled", SHARD)
             continue
-        lost, doubled = _balance(whole["digests"], got)
-        lost -= sum(int(not np.isin(read["digests"][:1], whole["digests"]).all()) for read in reads)  # random firsts
-        if seen.facts.get("own_random"):
-            lost, doubled = max(0, len(whole["digests"]) - len(got)), max(0, len(got) - len(whole["digests"]))
+        if evidence.own_random:
+            lost, doubled = max(0, n - got), max(0, got - n)
+        else:
+            lost, doubled = _balance(whole.digests, run.digests)
+            lost -= sum(int(not np.isin(read.digests[:1], whole.digests).all()) for read in reads)  # random firsts
         if doubled:
-            there = f"where there are {len(whole['digests']):,}"
-            what = f"{n} workers give {len(got):,} samples {there}: {doubled:,} too many."
-            return ALARM, what, f"{doubled:,} doubled, {lost:,} lost", shard
+            what = f"{run.workers} workers give {got:,} samples where there are {n:,}: {doubled:,} too many."
+            return alarm(what, f"{doubled:,} doubled, {lost:,} lost", SHARD)
         if lost:
-            what = f"{n} workers lose {lost:,} of {len(whole['digests']):,} samples."
-            return (
-                ALARM,
-                what,
-                f"{lost:,} lost",
-                "Share the samples out so that the parts cover all: range(id, n, num_workers).",
-            )
-    if not whole["ended"]:
-        return NOT_CHECKED, "No two workers read the same; whether any is lost, an unended stream does not tell."
-    sizes = " and ".join(str(c["crew"]) for c in seen.crew(content=True))
-    return FINE, f"Each of {len(whole['digests']):,} samples comes once with {sizes} workers."
+            what = f"{run.workers} workers lose {lost:,} of {n:,} samples."
+            way_out = "Share the samples out so that the parts cover all: range(id, n, num_workers)."
+            return alarm(what, f"{lost:,} lost", way_out)
+    if not whole.ended:
+        return unchecked("No two workers read the same; whether any is lost, an unended stream does not tell.")
+    sizes = " and ".join(str(run.workers) for run in evidence.content_runs)
+    return fine(f"Each of {n:,} samples comes once with {sizes} workers.")
 
 
 def _balance(whole: np.ndarray, got: np.ndarray) -> tuple[int, int]:
     """How many of the known samples are missing, and how many come too often."""
-    values, counts = np.unique(whole, return_counts=True)
-    found, times = np.unique(got, return_counts=True)
-    have = dict(zip(found.tolist(), times.tolist(), strict=True))
-    gap = np.array([have.get(v, 0) for v in values.tolist()]) - counts
-    return int(-gap[gap < 0].sum()), int(gap[gap > 0].sum())
+    wanted, came = Counter(whole.tolist()), Counter(got.tolist())
+    known = Counter({digest: came[digest] for digest in wanted})
+    return (wanted - known).total(), (known - wanted).total()
 
 
-def _shared_start(reads: list[dict]) -> int:
+def _shared_start(reads: list[StreamRead]) -> int:
     """Samples that several workers read, those left out that one worker alone reads twice."""
-    own = [dict(zip(*(a.tolist() for a in np.unique(r["digests"], return_counts=True)), strict=True)) for r in reads]
-    repeated = {v for seen in own for v, n in seen.items() if n > 1}
-    met: dict[int, int] = {}
-    for seen in own:
-        for value in seen.keys() - repeated:
-            met[value] = met.get(value, 0) + 1
-    twice = sum(n - 1 for n in met.values())
-    return twice if twice >= 0.5 * sum(len(s.keys() - repeated) for s in own[1:]) and twice else 0
+    counts = [Counter(read.digests.tolist()) for read in reads]
+    repeated = {digest for count in counts for digest, n in count.items() if n > 1}
+    parts = [count.keys() - repeated for count in counts]
+    twice = sum(n - 1 for n in Counter(digest for part in parts for digest in part).values())
+    return twice if twice >= 0.5 * sum(len(part) for part in parts[1:]) else 0

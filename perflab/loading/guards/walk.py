@@ -156,7 +156,7 @@ def _view(x) -> memoryview | None:
     return x.buf if isinstance(x, SharedMemory) else None
 
 
-def open_things(roots: Mapping[str, object]) -> Iterator[tuple[str, object, int]]:
+def open_files(roots: Mapping[str, object]) -> Iterator[tuple[str, object, int]]:
     """(path, object, descriptor) of what is open: files, sockets, and what else has a fileno()."""
     for path, x in reach(roots):
         if isinstance(x, type) or not callable(getattr(type(x), "fileno", None)):
@@ -169,7 +169,7 @@ def open_things(roots: Mapping[str, object]) -> Iterator[tuple[str, object, int]
             yield path, x, fd
 
 
-def piles(roots: Mapping[str, object]) -> dict[str, tuple[int, int]]:
+def long_containers(roots: Mapping[str, object]) -> dict[str, tuple[int, int]]:
     """Long containers of Python objects: {path: (objects, bytes)}, estimated from a few hundred of each."""
     found: dict[str, tuple[int, int]] = {}
     for path, x in reach(roots):

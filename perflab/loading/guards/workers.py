@@ -1,68 +1,102 @@
-"""A dataset read by crews of DataLoader workers, of several sizes and over several epochs.
+"""A dataset read by DataLoader workers, by several numbers of them and over several epochs.
 
-It runs in a double of the learner's process and says what it sees; nothing is judged here.
+It runs in a copy of the learner's process and says what it sees; nothing is judged here.
 """
 
+import contextlib
 import copy
 import fcntl
 import itertools
+import multiprocessing
 import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
 import numpy as np
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 
-from .case import Alone, Case
-from .census import count_fds
+from perflab.errors import first_line
+
 from .digest import SOURCES, tensors
-from .double import serve_forks, told
-from .probe import Init, Probe, ProbeStream, Read, attributes, read, with_epoch
-from .reference import BLOCK, few_items, joined, keys_of, set_epoch
+from .evidence import EpochChange, Evidence, WorkerRun
+from .probe import Init, Probe, ProbeStream, Read, read
+from .reference import BLOCK, keys_of
+from .resources import descriptors
 
 DRAWS = 24
-STRESS_S = 0.5
+RACE_S = 0.5
+LONGEST_REFERENCE = 2**18  # samples that one worker reads
+PRELOADED = ["torch", "perflab.loading.guards.probe"]
 
 
-def as_it_is(x):
+def unchanged(x):
     return x
 
 
 class Crew:
     """DataLoader workers that do what a script says: the n-th command goes to worker n modulo their number."""
 
-    def __init__(self, case: Case, workers: int, probe=None, persistent: bool = False):
-        if case.start == "forkserver" and forkserver._forkserver._forkserver_pid is None:
-            serve_forks()
-        stands_in = probe or Probe(case.parts)
+    def __init__(self, evidence: Evidence, workers: int, probe=None, persistent: bool = False):
+        if evidence.start == "forkserver" and forkserver._forkserver._forkserver_pid is None:
+            _serve_forks()
+        self.evidence, self.workers = evidence, workers
         self.script: Iterable = ()
+        self.running, self.first_reply_at = None, None
         self.loader = DataLoader(
-            stands_in,
+            probe or Probe(evidence.parts),
             batch_size=None,
-            sampler=None if case.streams else self,
+            sampler=None if evidence.streams else self,
             num_workers=workers,
-            collate_fn=as_it_is,
-            worker_init_fn=Init(case.parts),
-            multiprocessing_context=case.start,
-            timeout=case.timeout_s,
+            collate_fn=unchanged,
+            worker_init_fn=Init(evidence.parts),
+            multiprocessing_context=evidence.start,
+            timeout=evidence.patience_s,
             persistent_workers=persistent,
-            generator=case.loader.generator,
+            generator=evidence.loader.generator,
         )
-        self.running, self.heard, self.workers = None, False, workers
 
     def __iter__(self):
         return iter(self.script)
 
-    def go(self, script: Iterable = ()) -> Iterator[tuple[str, object]]:
+    def replies(self, script: Iterable = ()) -> Iterator[tuple[str, object]]:
         """The replies to one epoch's commands, in their order."""
-        self.script, self.heard = script, False
+        self.script, self.first_reply_at = script, None
         self.running = iter(self.loader)
         for reply in self.running:
-            self.heard = True
+            self.first_reply_at = self.first_reply_at or time.perf_counter()
             yield reply
+
+    def run(self, say: Callable, script: Iterable = (), content: bool = False) -> WorkerRun:
+        """One epoch's commands, and what came of them by place and by worker."""
+        run, reference = WorkerRun(self.workers, content), self.evidence.read
+        other_content, other_form = set(), set()
+        told_at = time.monotonic()
+        for name, reply in self.replies(script):
+            if name in ("read", "read_yielding"):
+                run.compared += reply.done
+                other_content.update(differing(reference, reply))
+                other_form.update(k for k, form in reply.forms.items() if reference.forms.get(k, form) != form)
+            elif name == "draw":
+                run.draws[reply.worker] = reply
+            elif name == "stream":
+                run.streams[reply.worker] = reply
+            elif name == "census":
+                run.census.setdefault(reply.worker, []).append(reply)
+            elif name == "again":
+                run.rereads += reply[0]
+                run.threads_running = max(run.threads_running, reply[1])
+            if time.monotonic() - told_at > 0.2:
+                told_at = time.monotonic()
+                say()
+        run.other_content, run.other_form = sorted(other_content), sorted(other_form)
+        return run
+
+    def seconds(self) -> float:
+        """Since the first reply: workers may take seconds to start."""
+        return time.perf_counter() - self.first_reply_at if self.first_reply_at else 0.0
 
     def __enter__(self):
         return self
@@ -70,6 +104,23 @@ class Crew:
     def __exit__(self, kind, *_):
         end(self.running, at_once=kind is not None)
         self.loader._iterator = None
+
+
+def _serve_forks():
+    """Before workers start by forkserver: one server that imports torch once for all.
+
+    The tracker of semaphores is started outside the group that is killed in the end: it then removes
+    what the killed leave in /dev/shm.
+    """
+    forkserver.set_forkserver_preload(PRELOADED)
+    os.setpgid(0, os.getpgid(os.getppid()))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        os.setpgid(0, 0)
+    first = multiprocessing.get_context("forkserver").Process(target=int)
+    first.start()  # waits for the server, so that no timeout of a worker counts its imports
+    first.join()
 
 
 def end(running, at_once: bool):
@@ -84,235 +135,203 @@ def end(running, at_once: bool):
     running._shutdown_workers()
 
 
-def crews(case: Case, alone: Alone, sizes: list[int], say: Callable):
+def differing(reference: Read, reading: Read) -> Iterator[int]:
+    """Places whose sample in a worker is another one than alone, or can be read only here or only there."""
+    expected = reference.digests[reading.first : reading.first + reading.done]
+    for place in np.flatnonzero(expected != reading.digests) + reading.first:
+        if not (place in reading.errors and place in reference.errors):
+            yield int(place)
+
+
+def read_by_workers(evidence: Evidence, say: Callable):
     """The loader's own number of workers over some epochs, then other numbers, then a reading that gives way."""
-    persistent, before = case.loader.persistent_workers, offsets()
-    with Crew(case, case.workers, persistent=persistent) as crew:
-        heard = _hear(crew.go(_first_epoch(case, alone, crew)), say)
-        say({"crew": case.workers, **_ordered(heard, alone)})
-        say({"moved_offsets": _moved(before)})
+    sizes = [n for n in (2, 4) if n != evidence.trial_workers]
+    (_read_stream if evidence.streams else _read_items)(evidence, sizes, say)
+    if evidence.loader.persistent_workers and evidence.parts.epoch_owners():
+        say(epoch_in_workers=_epoch_change(evidence))
+
+
+def _read_items(evidence: Evidence, sizes: list[int], say: Callable):
+    before = offsets()
+    with Crew(evidence, evidence.trial_workers, persistent=evidence.loader.persistent_workers) as crew:
+        say(run=crew.run(say, _first_epoch(evidence, crew)))
+        say(moved_offsets=_moved(before))
         for size in sizes:
-            with Crew(case, size) as another:
-                script = _reads(case, alone, another, "read")
+            with Crew(evidence, size) as another:
+                script = _reads(another, "read")
                 if size == max(sizes):
-                    script = itertools.chain(script, _reads(case, alone, another, "read_yielding"))
-                say({"crew": size, **_ordered(_hear(another.go(script), say), alone)})
-        set_epoch(case.parts)  # as the learner's loop would
-        for _ in range(1, case.epochs):
-            say({"crew": case.workers, **_ordered(_hear(crew.go(_draws(case, alone)), say), alone)})
-    if persistent and with_epoch(case.parts):
-        say({"epoch_workers": _epoch_workers(case, alone)})
+                    script = itertools.chain(script, _reads(another, "read_yielding"))
+                say(run=another.run(say, script))
+        evidence.parts.set_epoch()  # as the learner's loop would
+        for _ in range(1, evidence.epochs):
+            say(run=crew.run(say, _draws(evidence)))
 
 
-def _first_epoch(case: Case, alone: Alone, crew: Crew):
+def _first_epoch(evidence: Evidence, crew: Crew):
     n = crew.workers
-    good = [key for k, key in enumerate(alone.keys) if k not in alone.seen.errors]
-    yield from _draws(case, alone)
+    few = evidence.good_keys[: min(8, evidence.few)]
+    times = max(1, min(8, round(0.06 / max(1e-6, evidence.item_s) / max(1, len(few)))))
+    yield from _draws(evidence)
     yield from [("census",)] * n
-    yield from _reads(case, alone, crew, "read")
+    yield from _reads(crew, "read")
     yield from [("census",)] * n
-    few = good[: min(8, few_items(case, alone.seen))]
-    times = max(1, min(8, round(0.06 / max(1e-6, alone.item_s) / max(1, len(few)))))
     for _ in range(2):
         yield from [("again", few, times)] * n
         yield from [("census",)] * n
 
 
-def _draws(case: Case, alone: Alone):
-    good = [key for k, key in enumerate(alone.keys) if k not in alone.seen.errors]
-    seconds = min(0.12 * max(1.0, case.partial_s), 0.1 * case.timeout_s)
-    most = max(4, min(DRAWS, int(2 * seconds / max(1e-6, alone.item_s))))
-    return [("draw", good[: 2 if alone.item_s < seconds else 1], most, seconds)] * case.workers
+def _draws(evidence: Evidence):
+    seconds = min(0.12 * max(1.0, evidence.partial_s), 0.1 * evidence.patience_s)
+    most = max(4, min(DRAWS, int(2 * seconds / max(1e-6, evidence.item_s))))
+    keys = evidence.good_keys[: 2 if evidence.item_s < seconds else 1]
+    return [("draw", keys, most, seconds)] * evidence.trial_workers
 
 
-def _reads(case: Case, alone: Alone, crew: Crew, command: str):
-    """All that was read alone, in runs small enough that all workers read at once, until the time is spent.
-
-    The time counts from the first reply: workers may take seconds to start.
-    """
-    n, began = len(alone.keys), None
-    item_s, limit = alone.item_s, 2 * alone.seen.seconds + 0.5
+def _reads(crew: Crew, command: str):
+    """All that was read alone, in runs small enough that all workers read at once, until the time is spent."""
+    evidence = crew.evidence
+    n, item_s, limit_s, began = len(evidence.keys), evidence.item_s, 2 * evidence.read.seconds + 0.5, None
     if command == "read_yielding":
-        item_s, limit = 10 * item_s, STRESS_S * max(1.0, case.partial_s)
-    run = int(max(1, min(0.05 / max(1e-7, item_s), n / (2 * crew.workers), 2000)))
-    for at in range(0, n, run):
-        if crew.heard and time.perf_counter() - (began := began or time.perf_counter()) > limit:
+        item_s, limit_s = 10 * item_s, RACE_S * max(1.0, evidence.partial_s)
+    length = int(max(1, min(0.05 / max(1e-7, item_s), n / (2 * crew.workers), 2000)))
+    for first in range(0, n, length):
+        if began is None and crew.first_reply_at:
+            began = crew.seconds()
+        if began is not None and crew.seconds() - began > limit_s:
             return
-        yield command, at, alone.keys[at : at + run], alone.sources
+        yield command, first, evidence.keys[first : first + length], evidence.sources
 
 
-def _hear(replies: Iterator, say) -> dict[str, list]:
-    heard: dict[str, list] = {}
-    told_at = time.monotonic()
-    for name, content in replies:
-        heard.setdefault(name, []).append(content)
-        if time.monotonic() - told_at > 0.2:
-            told_at = time.monotonic()
-            say({"at": 0})
-    return heard
+def _read_stream(evidence: Evidence, sizes: list[int], say: Callable):
+    """Who reads what with the global streams alike, and where random streams stand without that."""
+    if evidence.stream.ended:
+        seconds, most = 2 * evidence.stream.seconds + 0.5, max(16, 2 * len(evidence.stream.digests))
+    else:  # a beginning shows whether two workers read the same, no more
+        seconds, most = 0.5 * evidence.partial_s, max(16, len(evidence.stream.digests))
+    before = offsets()
+    for size in [evidence.trial_workers, *sizes]:
+        with Crew(evidence, size, ProbeStream(evidence.parts, True, most, seconds)) as crew:
+            say(run=crew.run(say, content=True))
+        if size == evidence.trial_workers:
+            say(moved_offsets=_moved(before))
+    probe = ProbeStream(evidence.parts, False, 16, 0.3)
+    with Crew(evidence, evidence.trial_workers, probe, evidence.loader.persistent_workers) as crew:
+        for epoch in range(evidence.epochs):
+            if epoch:
+                evidence.parts.set_epoch()
+            say(run=crew.run(say))
+    say(own_random=evidence.own_random or _own_generator_decides(evidence))
 
 
-def _ordered(heard: dict[str, list], alone: Alone) -> dict:
-    """What a crew said, by place and by worker; `wrong` are places whose sample is not the one read alone."""
-    reads = [*heard.get("read", []), *heard.get("read_yielding", [])]
-    counts: dict[int, list[dict]] = {}
-    for seen in heard.get("census", []):
-        counts.setdefault(seen["id"], []).append(seen)
-    return {
-        "compared": sum(seen.done for _, seen in reads),
-        "wrong": sorted({k for first, seen in reads for k in differs(alone.seen, first, seen)}),
-        "strange": sorted({k for _, seen in reads for k, f in seen.forms.items() if alone.seen.forms.get(k, f) != f}),
-        "draws": {seen["id"]: seen for seen in heard.get("draw", [])},
-        "census": counts,
-        "again": sum(reads for reads, _ in heard.get("again", [])),
-        "at_once": max((threads for _, threads in heard.get("again", [])), default=1),
-        "streams": {seen["id"]: seen for seen in heard.get("stream", [])},
-    }
+def _own_generator_decides(evidence: Evidence) -> bool:
+    """Do workers give samples that are new here, while a generator of the stream's own moves on between samples?"""
+    return any(
+        set(read.moved) - set(SOURCES) and not np.isin(read.digests[1:], evidence.stream.digests).all()
+        for run in evidence.content_runs
+        for read in run.streams.values()
+    )
 
 
-def differs(reference: Read, first: int, seen: Read) -> Iterator[int]:
-    """Places whose sample in a worker is another one than alone, or can be read only here or only there."""
-    for k in np.flatnonzero(reference.digests[first : first + seen.done] != seen.digests[: seen.done]) + first:
-        if not (k in seen.errors and k in reference.errors):
-            yield int(k)
-
-
-def offsets() -> dict[int, int]:
-    """Where each regular file that this process may read stands, by descriptor."""
-    found = {}
-    for name in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
-        try:
-            fd = int(name)
-            if stat.S_ISREG(os.fstat(fd).st_mode) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
-                found[fd] = os.lseek(fd, 0, os.SEEK_CUR)
-        except OSError:
-            continue
-    return found
-
-
-def _moved(before: dict[int, int]) -> dict[int, str]:
-    """Descriptors whose offset is another one than `before`, with the name of their file."""
-    now = offsets()
-    return {fd: _name(fd) for fd, at in before.items() if now.get(fd, at) != at}
-
-
-def _name(fd: int) -> str:
-    try:
-        return os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).removesuffix(" (deleted)")
-    except OSError:
-        return f"descriptor {fd}"
-
-
-def _epoch_workers(case: Case, alone: Alone) -> dict:
+def _epoch_change(evidence: Evidence) -> EpochChange:
     """Do workers that persist see a set_epoch of the main process? By samples, and by its owners' attributes."""
-    keys = alone.keys[: few_items(case, alone.seen)]
-    script = [("read", 0, keys, SOURCES), ("epochs",)]
-    with Crew(case, 1, persistent=True) as crew:
-        before = dict(crew.go(script))
-        set_epoch(case.parts)
-        here = [attributes(x) for _, x in with_epoch(case.parts)]
-        after = dict(crew.go(script))
-    changed = bool((before["read"][1].digests != after["read"][1].digests).any())
-    return {"samples": changed, "attributes": after["epochs"] == here}
+    if evidence.streams:
+        probe, script = ProbeStream(evidence.parts, True, 64, 0.3), ()
+    else:
+        probe, script = None, [("read", 0, evidence.keys[: evidence.few], SOURCES), ("epochs",)]
+    with Crew(evidence, 1, probe, persistent=True) as crew:
+        before = dict(crew.replies(script))
+        evidence.parts.set_epoch()
+        after = dict(crew.replies(script))
+    name = "stream" if evidence.streams else "read"
+    return EpochChange(
+        paths=[],
+        samples=not np.array_equal(before[name].digests, after[name].digests),
+        attributes=after["epochs"] == evidence.parts.epoch_attributes(),
+    )
 
 
-def by_one_worker(case: Case, say: Callable):
+def read_by_one_worker(evidence: Evidence, say: Callable):
     """The reading that all is compared with, by one worker: where a forked copy cannot read, but a new process can."""
-    if case.streams:
-        with Crew(case, 1, ProbeStream(case.parts, True, 10_000_000, case.whole_s)) as crew:
-            heard = _hear(crew.go(), say)
-        say({"stream stream": heard["stream"][0], "batch_tensors": 0})
+    say(by_worker=True)
+    if evidence.streams:
+        with Crew(evidence, 1, ProbeStream(evidence.parts, True, 10_000_000, evidence.whole_s)) as crew:
+            say(stream=crew.run(say).streams[0], batch_tensors=0)
         return
-    keys, total, epoch = keys_of(case.loader)
-    runs = [keys[at : at + BLOCK] for at in range(0, min(len(keys), 2**18), BLOCK)]
-    began, reads = None, []
+    keys, total, epoch = keys_of(evidence.loader)
+    runs = [keys[at : at + BLOCK] for at in range(0, min(len(keys), LONGEST_REFERENCE), BLOCK)]
+    reads: list[Read] = []
 
-    def script():
-        nonlocal began
-        for k, run in enumerate(runs):
-            if crew.heard and time.perf_counter() - (began := began or time.perf_counter()) > case.whole_s:
+    def script(crew: Crew):
+        for number, run in enumerate(runs):
+            if crew.seconds() > evidence.whole_s:
                 break
-            yield "read", k * BLOCK, run, SOURCES
+            yield "read", number * BLOCK, run, SOURCES
         yield "read", 0, runs[0], SOURCES
 
-    with Crew(case, 1) as crew:
-        for _, (_, seen) in crew.go(script()):
-            reads.append(seen)
-            say({"at": len(reads)})
+    with Crew(evidence, 1) as crew:
+        for _, reading in crew.replies(script(crew)):
+            reads.append(reading)
+            say()
     *reads, again = reads
-    done = sum(seen.done for seen in reads)
-    n = min(again.done, reads[0].done)
-    say({"total": total, "epoch": epoch, "devices": [], "keys": list(keys[:done]), "seen": joined(reads)})
-    say({"own_random": bool((again.digests[:n] != reads[0].digests[:n]).any()), "batch_tensors": 0, "by_worker": True})
+    whole = Read.joined(reads)
+    say(total=total, epoch=epoch, devices=set(), keys=list(keys[: whole.done]), read=whole, batch_tensors=0)
+    say(own_random=not np.array_equal(again.digests, reads[0].digests))
 
 
-def stream_crews(case: Case, alone: Alone, sizes: list[int], say: Callable):
-    """As `crews`, for an iterable dataset: who reads what, and where random streams stand."""
-    if alone.stream["ended"]:
-        seconds, most = 2 * alone.stream["seconds"] + 0.5, max(16, 2 * len(alone.stream["digests"]))
-    else:  # a beginning shows whether two workers read the same, no more
-        seconds, most = 0.5 * case.partial_s, max(16, len(alone.stream["digests"]))
-    before = offsets()
-    for size in [case.workers, *sizes]:
-        with Crew(case, size, ProbeStream(case.parts, True, most, seconds)) as crew:
-            say({"crew": size, "content": True, **_ordered(_hear(crew.go(), say), alone)})
-        if size == case.workers:
-            say({"moved_offsets": _moved(before)})
-    persistent = case.loader.persistent_workers
-    with Crew(case, case.workers, ProbeStream(case.parts, False, 16, 0.3), persistent) as crew:
-        for epoch in range(case.epochs):
-            if epoch:
-                set_epoch(case.parts)
-            say({"crew": case.workers, **_ordered(_hear(crew.go(), say), alone)})
-    if persistent and with_epoch(case.parts):
-        with Crew(case, 1, ProbeStream(case.parts, True, 64, 0.3), persistent=True) as crew:
-            first = _hear(crew.go(), say)["stream"][0]["digests"]
-            set_epoch(case.parts)
-            second = _hear(crew.go(), say)["stream"][0]["digests"]
-        say({"epoch_workers": {"samples": not np.array_equal(first, second), "attributes": False}})
-
-
-def verify(case: Case, alone: Alone, wrong: list[int], say: Callable):
+def reread(evidence: Evidence, say: Callable):
     """Places that differed, and others, read twice here and twice by one worker, with every stream started alike."""
-    places = [*wrong[:200], *range(0, len(alone.keys), max(1, len(alone.keys) // 2000))]
-    until = time.perf_counter() + max(0.5, case.partial_s)
-    here: list[list[int]] = []
-    for k in places:
-        here.append([int(read(case.parts, k, [alone.keys[k]]).digests[0]) for _ in range(2)])
+    n, parts, keys = len(evidence.keys), evidence.parts, evidence.keys
+    differing_places = sorted(set().union(*(run.other_content for run in evidence.runs)))
+    until = time.perf_counter() + max(0.5, evidence.partial_s)
+    here: dict[int, list[int]] = {}
+    for place in [*differing_places[:200], *range(0, n, max(1, n // 2000))]:
+        here[place] = [int(read(parts, place, [keys[place]]).digests[0]) for _ in range(2)]
+        say()
         if time.perf_counter() > until:
             break
-        say({"at": k})
-    places = places[: len(here)]
-    script = [("read", k, [alone.keys[k]], SOURCES) for k in places for _ in range(2)]
-    with Crew(case, 1) as crew:
-        heard = [int(seen.digests[0]) for _, (_, seen) in crew.go(script)]
-    say({"verified": {k: (*here[i], *heard[2 * i : 2 * i + 2]) for i, k in enumerate(places)}})
+    script = [("read", place, [keys[place]], SOURCES) for place in here for _ in range(2)]
+    with Crew(evidence, 1) as crew:
+        there = [int(reading.digests[0]) for _, reading in crew.replies(script)]
+    pairs = zip(there[::2], there[1::2], strict=True)
+    say(rereadings={place: (*mine, *pair) for (place, mine), pair in zip(here.items(), pairs, strict=True)})
 
 
-def as_it_stands(case: Case, step, say: Callable):
+def iterate(evidence: Evidence, say: Callable):
     """The loader itself, for some batches: how many descriptors stay open once a batch has been let go."""
-    loader = copy.copy(case.loader)
+    loader = copy.copy(evidence.loader)
     loader._iterator, loader.pin_memory = None, False
-    held, sizes = [], []
-    running = None
+    fds, sizes, running, error = [], [], None, ""
     began = time.perf_counter()
     try:
         running = iter(loader)
         for batch in running:
             sizes.append(sum(1 for _ in tensors(batch)))
-            if step is not None:
-                step(batch)
+            if evidence.step is not None:
+                evidence.step(batch)
             del batch
-            held.append(count_fds())
-            say({"at": len(held)})
-            if len(held) >= 64 or (len(held) >= 12 and time.perf_counter() - began > 1.0):
+            fds.append(len(descriptors()))
+            say()
+            if len(fds) >= 64 or (len(fds) >= 12 and time.perf_counter() - began > 1.0):
                 break
-        say({"held": held, "tensors": sizes, "step_error": ""})
     except Exception as fault:
-        say({"held": held, "tensors": sizes, "step_error": told(fault)})
+        error = first_line(fault)
     finally:
         for iterator in (running, getattr(loader, "_iterator", None)):
             end(iterator, at_once=True)
+    say(fds_by_batch=fds, tensors_by_batch=sizes, step_error=error)
 
 
-__all__ = ["Crew", "as_it_stands", "by_one_worker", "crews", "offsets", "stream_crews", "verify"]
+def offsets() -> dict[int, int]:
+    """Where each regular file that this process may read stands, by descriptor."""
+    stands = {}
+    for fd in descriptors():
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(os.fstat(fd).st_mode) and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
+                stands[fd] = os.lseek(fd, 0, os.SEEK_CUR)
+    return stands
+
+
+def _moved(before: dict[int, int]) -> dict[int, str]:
+    """Descriptors whose offset is another one than `before`, with the name of their file."""
+    now, names = offsets(), descriptors()
+    return {fd: names[fd] or f"descriptor {fd}" for fd, at in before.items() if now.get(fd, at) != at}

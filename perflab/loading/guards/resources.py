@@ -8,43 +8,55 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+import psutil
 import torch
 from torch.utils.data import get_worker_info
 
-from .walk import lengths, open_things, reach
+from .walk import lengths, open_files, reach
 
 # Libraries whose handles must not be carried over a fork, as their manuals say.
 OF_ONE_PROCESS = ("h5py", "lmdb", "netCDF4", "tables", "sqlite3", "_socket", "socket", "psycopg2", "pymysql", "redis")
 
 
-def census(roots: Mapping[str, object]) -> dict:
-    """What this process holds: private bytes, threads and their CPU time, descriptors, lengths of containers."""
+@dataclass
+class Census:
+    """What a process holds at a moment; `worker` is its number, -1 in the main process."""
+
+    worker: int
+    private_bytes: int
+    threads: int  # that torch was asked for
+    busy_ns: dict[int, int]  # CPU time by thread
+    fds: int
+    lengths: dict[str, int]  # of containers, by path
+    handles: dict[str, int]  # id of each handle that is of one process, by path
+
+
+def census(roots: Mapping[str, object]) -> Census:
+    """Count in this process what `roots` lead to, and what the process holds."""
+    return Census(
+        worker=worker_number(),
+        private_bytes=_private_bytes(),
+        threads=max(getattr(torch.set_num_threads, "asked", 0), torch.get_num_threads()),
+        busy_ns=_busy(),
+        fds=len(descriptors()),
+        lengths=lengths(roots),
+        handles={path: id(x) for path, x in of_one_process(roots)},
+    )
+
+
+def worker_number() -> int:
     info = get_worker_info()
-    return {
-        "id": info.id if info else -1,
-        "pid": os.getpid(),
-        "private_bytes": private_bytes(),
-        "threads": _torch_threads(),
-        "busy_ns": _busy(),
-        "fds": count_fds(),
-        "lengths": lengths(roots),
-        "open": {path: id(x) for path, x in of_one_process(roots)},
-    }
+    return info.id if info else -1
 
 
-def _torch_threads() -> int:
-    return max(getattr(torch.set_num_threads, "asked", 0), torch.get_num_threads())
-
-
-def private_bytes() -> int:
+def _private_bytes() -> int:
     """Bytes that this process alone has written; what it shares with its parent, or reads from files, left out."""
     try:
         with open("/proc/self/smaps_rollup") as lines:
             return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
     except OSError:
-        import psutil
-
         return psutil.Process().memory_full_info().uss
 
 
@@ -59,21 +71,21 @@ def _busy() -> dict[int, int]:
 
 
 @contextlib.contextmanager
-def running():
+def counting_threads():
     """Notes, every few milliseconds, how many other threads of this process run or wait for a core."""
-    at_once: list[int] = []
+    running: list[int] = []
     done = threading.Event()
 
     def look():
         me = threading.get_native_id()
         while not done.wait(0.003):
-            at_once.append(sum(_runs(task) for task in os.listdir("/proc/self/task") if int(task) != me))
+            running.append(sum(_runs(task) for task in os.listdir("/proc/self/task") if int(task) != me))
 
     watcher = threading.Thread(target=look, daemon=True)
     if os.path.isdir("/proc/self/task"):
         watcher.start()
     try:
-        yield at_once
+        yield running
     finally:
         done.set()
         if watcher.is_alive():
@@ -88,11 +100,15 @@ def _runs(task: str) -> bool:
         return False
 
 
-def count_fds() -> int:
-    for folder in ("/proc/self/fd", "/dev/fd"):
-        with contextlib.suppress(OSError):
-            return len(os.listdir(folder))
-    return 0
+def descriptors() -> dict[int, str]:
+    """The open descriptors of this process, and the name of what each is open on, "" where no system tells it."""
+    names = {}
+    for fd in os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"):
+        try:
+            names[int(fd)] = os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).removesuffix(" (deleted)")
+        except OSError:
+            names[int(fd)] = ""
+    return names
 
 
 def of_one_process(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -106,6 +122,6 @@ def of_one_process(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
                 yield path, x
         elif type(x).__name__ in ("File", "Environment", "Dataset") and x:
             yield path, x
-    for path, x, _ in open_things(roots):
+    for path, x, _ in open_files(roots):
         if type(x).__module__ in ("socket", "_socket"):
             yield path, x
