@@ -28,8 +28,6 @@ from perflab.launch.dispatch import check_callable
 from perflab.show.table import Answer, paragraph, table
 
 FORWARD, BACKWARD, OPTIMIZER, REST = PHASES = "forward", "backward", "optimizer", "rest"
-
-FORWARD, BACKWARD, OPTIMIZER, REST = PHASES = "forward", "backward", "optimizer", "rest"
 BEFORE = "before the first step"
 ENTRIES = 100_000  # of the allocator's history: unlimited is its own default, and takes minutes to read
 
