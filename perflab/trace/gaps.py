@@ -148,17 +148,15 @@ def host_waits(trace) -> list[HostWait]:
     """
     recording, operators = trace.recording, trace.recording.operators
     threads = {trace.places.main, *trace.launched_by.thread.tolist()}
-    notes = recording.notes[recording.matching(_DATA, recording.notes)]
-    waits = {
-        HostWait(*map(int, (note.start, note.end)), DATA, int(note.thread)) for note in notes if note.thread in threads
-    }
+    notes = recording.notes[recording.matching(_DATA, recording.notes)].tolist()
+    waits = {HostWait(start, end, DATA, thread) for start, end, _, thread, _ in notes if thread in threads}
     calls, none = _calls(trace), Call(None, "", "", "", -1)
     for before, call, after in zip([none, *calls], calls, [*calls[1:], none], strict=False):
         reason = cause(call, before, after)
         if reason and call.span.thread in threads:
             in_operator = call.operator >= 0 and reason != ALLOCATE
             span = operators[call.operator] if in_operator else call.span
-            waits.add(HostWait(span.start, span.end, reason, call.span.thread))
+            waits.add(HostWait(int(span.start), int(span.end), reason, int(span.thread)))
     return sorted(waits, key=lambda wait: (wait.start, -wait.end, wait.cause))
 
 
