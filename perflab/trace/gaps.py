@@ -90,26 +90,22 @@ def pieces(trace) -> Iterator[Piece]:
     that it leads to, then in those after it, until the host has caught up.
     """
     waits, latency = host_waits(trace), _latency(trace)
-    starts = np.array([wait.start for wait in waits], np.int64)
-    ends = np.maximum.accumulate(np.array([wait.end for wait in waits], np.int64))
+    uncharged = {wait: wait.end - wait.start for wait in waits}
     idle_from, idle_to = between(trace.busy)
-    first, beyond = np.searchsorted(ends + SKEW, idle_from), np.searchsorted(starts, idle_to)
     events = np.searchsorted(trace.events.start, idle_to)
     launches = trace.launched_by[events]
-    columns = (idle_from, idle_to, first, beyond, events, launches.start, launches.end, launches.thread)
-
-    uncharged = {wait: wait.end - wait.start for wait in waits}
+    columns = (idle_from, idle_to, events, launches.start, launches.end, launches.thread)
+    rows = zip(*(column.tolist() for column in columns), _near(waits, idle_from, idle_to), strict=True)
     last = None  # the wait after which the host has not caught up yet
-    for start, end, low, high, event, launch, returned, thread in zip(*(c.tolist() for c in columns), strict=True):
-        around = [wait for wait in waits[low:high] if wait.end + SKEW >= start]
-        last = next((w for w in reversed(around) if w.cause in (SYNC, COPY) and w.start < start), last)
+    for start, end, event, launch, returned, thread, near in rows:
+        last = next((w for w in reversed(near) if w.cause in (SYNC, COPY) and w.start < start), last)
         if thread < 0:
             yield Piece(start, end, QUEUED if trace.is_early[event] else UNKNOWN, thread, start, event)
         elif launch + latency <= start and not (trace.is_pageable[event] and returned > start):
             yield Piece(start, end, QUEUED, thread, launch, event)
             last = None
         else:
-            for begin, until, wait in _cut(start, end, around):
+            for begin, until, wait in _cut(start, end, near):
                 culprit = wait or last
                 own = begin + min(until - begin, uncharged.get(culprit, 0))  # from here on the host is late by itself
                 if own > begin:
@@ -118,6 +114,14 @@ def pieces(trace) -> Iterator[Piece]:
                     yield Piece(begin, own, culprit.cause, culprit.thread, middle, event)
                 if own < until:
                     yield Piece(own, until, HOST, thread, (min(own, launch) + min(until, launch)) // 2, event)
+
+
+def _near(waits: list[HostWait], idle_from: np.ndarray, idle_to: np.ndarray) -> list[list[HostWait]]:
+    """For each gap the waits that reach into it, or end just before it, in order."""
+    starts = np.array([wait.start for wait in waits], np.int64)
+    ends = np.maximum.accumulate(np.array([wait.end for wait in waits], np.int64)) + SKEW
+    bounds = zip(idle_from, np.searchsorted(ends, idle_from), np.searchsorted(starts, idle_to), strict=True)
+    return [[wait for wait in waits[low:high] if wait.end + SKEW >= start] for start, low, high in bounds]
 
 
 def _cut(start: int, end: int, waits: list[HostWait]) -> Iterator[tuple[int, int, HostWait | None]]:
