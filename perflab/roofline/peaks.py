@@ -119,14 +119,12 @@ def multiplying(dtype: str, n: int) -> Callable[[], object]:
         return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     a, b = a.to(DTYPES[dtype]), b.to(DTYPES[dtype])
     out = torch.empty_like(a)
-    if a.dtype is not torch.float32:
-        return lambda: torch.mm(a, b, out=out)
 
     def product():
-        with matmul_precision("high" if dtype == "tf32" else "highest"):
-            torch.mm(a, b, out=out)
+        torch.mm(a, b, out=out)
 
-    return product
+    precision = {"fp32": "highest", "tf32": "high"}
+    return matmul_precision(precision[dtype])(product) if dtype in precision else product
 
 
 def missing(dtype: str) -> str | None:
