@@ -25,15 +25,19 @@ def rebuilt(loader: DataLoader, **changes) -> DataLoader:
     out where `num_workers` becomes 0, and prefetch_factor goes back to its default where workers come in.
     """
     kept = {name: getattr(loader, name) for name in _KEPT}
-    if "batch_sampler" in changes:
-        pass  # it takes the place of what made batches
-    elif loader.batch_sampler is not None and loader.batch_size is None:  # it was given, not made by DataLoader
-        kept["batch_sampler"] = loader.batch_sampler
-    else:
-        kept |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-        if not isinstance(loader.dataset, IterableDataset):
-            kept["sampler"] = loader.sampler
+    if "batch_sampler" not in changes:
+        kept |= _batching(loader)
     kept |= changes
     if not kept["num_workers"]:
         kept |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
     return DataLoader(**kept)
+
+
+def _batching(loader: DataLoader) -> dict:
+    """The arguments that decide how samples become batches."""
+    if loader.batch_sampler is not None and loader.batch_size is None:  # it was given, not made by DataLoader
+        return {"batch_sampler": loader.batch_sampler}
+    batching = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if not isinstance(loader.dataset, IterableDataset):
+        batching["sampler"] = loader.sampler
+    return batching
