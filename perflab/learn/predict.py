@@ -36,11 +36,10 @@ class Prediction:
         self.question, self.low, self.high, self.unit = question, low, high, unit
         self.log = low > 0 and high / low >= 20
         if self.log:  # a slider begins at its end: a middle would be a hint
-            low10, high10 = math.log10(low), math.log10(high)
-            self.slider = widgets.FloatLogSlider(low, min=low10, max=high10, step=(high10 - low10) / 200)
+            kind, first, last = widgets.FloatLogSlider, math.log10(low), math.log10(high)
         else:
-            self.slider = widgets.FloatSlider(low, min=low, max=high, step=(high - low) / 200)
-        self.slider.readout_format = ".3g"
+            kind, first, last = widgets.FloatSlider, low, high
+        self.slider = kind(low, min=first, max=last, step=(last - first) / 200, readout_format=".3g")
         self.slider.layout.width = "420px"
         self.lock = widgets.Button(description="Lock my guess", icon="lock")
         self.lock.add_class("perflab-lock")
@@ -49,9 +48,8 @@ class Prediction:
         self.box = widgets.VBox([widgets.HTML(f"<b>{question}</b>"), row])
         self.box.add_class("perflab-predict")
         self.guess: float | None = None
-        for earlier in record.entries("predictions", question):
+        if earlier := next(record.entries("predictions", question), None):
             self._set(earlier["guess"])
-            break
 
     def _lock(self):
         if self.guess is None:

@@ -6,12 +6,17 @@ storage is counted by a dispatch mode as it comes and goes: exact bytes, the sam
 
 import contextlib
 import itertools
+import math
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from unittest import mock
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,9 +25,9 @@ from perflab.bench.code import Place, caller, is_own, place
 from perflab.bench.units import quantity
 from perflab.errors import PerflabError
 from perflab.launch.dispatch import check_callable
+from perflab.show.table import Answer, paragraph, table
 
-from .phases import FORWARD, PHASES, Phases
-
+FORWARD, BACKWARD, OPTIMIZER, REST = PHASES = "forward", "backward", "optimizer", "rest"
 BEFORE = "before the first step"
 ENTRIES = 100_000  # of the allocator's history: unlimited is its own default, and takes minutes to read
 
@@ -49,7 +54,7 @@ class Alive:
 
 
 @dataclass(frozen=True)
-class Peak:
+class Peak(Answer):
     """Where memory peaks: the step, counted from 1, its phase, and the bytes alive at once.
 
     `phases` maps (step, phase) to its own peak in bytes; `alive` is what is alive at the peak, largest first.
@@ -67,10 +72,8 @@ class Peak:
         """Peak bytes by step and phase, as a pandas DataFrame: a row a step, a column a phase."""
         import pandas as pd
 
-        steps = sorted({step for step, _ in self.phases})
-        known = [p for p in PHASES if any(p == phase for _, phase in self.phases)]
-        rows = [[self.phases.get((step, p), 0) for p in known] for step in steps]
-        return pd.DataFrame(rows, pd.Index(steps, name="step"), known)
+        table = pd.Series(self.phases).unstack(fill_value=0)
+        return table[[phase for phase in PHASES if phase in table]].rename_axis(index="step", columns=None)
 
     def __repr__(self):
         """Stable where tensors were counted; an allocator's bytes are its own machine's."""
@@ -81,14 +84,13 @@ class Peak:
         lines = [f"Memory peaks in step {self.step}, {self.phase}: {quantity(self.bytes, 'bytes')} ({self.counted})."]
         return "\n".join([*lines, *(f"  {a}" for a in self.alive[:5])])
 
-    def _repr_html_(self):
-        rows = "".join(
-            f"<tr><td>{quantity(a.bytes, 'bytes')}</td><td>{a.count}</td><td>{a.phase}</td><td>{a.place}</td>"
-            f"<td><code>{a.code}</code></td></tr>"
-            for a in self.alive[:6]
-        )
-        head = "<tr><th>alive</th><th>blocks</th><th>made in</th><th>where</th><th>line</th></tr>"
-        return f"<p>{str(self).splitlines()[0]}</p><table>{head}{rows}</table>"
+    def rows(self) -> list[dict]:
+        head = ("alive", "blocks", "made in", "where", "line")
+        lines = ((quantity(a.bytes, "bytes"), a.count, a.phase, a.place, a.code) for a in self.alive)
+        return [dict(zip(head, line, strict=True)) for line in lines]
+
+    def html(self) -> str:
+        return paragraph(str(self).splitlines()[0]) + table(self.rows()[:6])
 
 
 def peak_step(step: Callable[[], object], steps: int = 3, device: str | None = None) -> Peak:
@@ -118,6 +120,65 @@ def peak_step(step: Callable[[], object], steps: int = 3, device: str | None = N
     return _by_allocator(step, steps)
 
 
+# -- the phases of a step
+
+
+class Phases:
+    """The phases of a training step, while a loop runs that knows nothing of it.
+
+    `at` is where the loop is: (step, phase). `turn` is called before each change.
+    """
+
+    def __init__(self, turn: Callable[[], None] = lambda: None):
+        self.step, self.inside, self.turn = 1, [FORWARD], turn
+
+    @property
+    def at(self) -> tuple[int, str]:
+        return self.step, self.inside[-1]
+
+    def between(self, name: str):
+        """The phase outside of backward and optimizer."""
+        if self.inside[0] != name and len(self.inside) == 1:
+            self.turn()
+            self.inside[0] = name
+
+    def begin(self, name: str):
+        self.turn()
+        self.inside.append(name)
+
+    def end(self):
+        self.turn()
+        self.inside.pop()
+        self.between(REST)
+
+    def run(self, step, steps: int):
+        """The steps, with torch's doors to backward and optimizer watched, and afterwards as they were."""
+        with contextlib.ExitStack() as watched:
+            for name in ("backward", "grad"):
+                door = self._told(getattr(torch.autograd, name))
+                watched.enter_context(mock.patch.object(torch.autograd, name, door))
+            for hook in (
+                register_module_forward_pre_hook(lambda *_: self.between(FORWARD)),
+                optimizer.register_optimizer_step_pre_hook(lambda *_: self.begin(OPTIMIZER)),
+                optimizer.register_optimizer_step_post_hook(lambda *_: self.end()),
+            ):
+                watched.callback(hook.remove)
+            for self.step in range(1, steps + 1):
+                step()
+                self.turn()
+                self.inside = [FORWARD]
+
+    def _told(self, backward: Callable) -> Callable:
+        def told(*args, **kwargs):
+            self.begin(BACKWARD)
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self.end()
+
+        return told
+
+
 # -- tensors counted
 
 
@@ -129,35 +190,34 @@ class _Storages(TorchDispatchMode):
         self.phases = phases
         self.owner = threading.get_ident()
         self.changes: list[tuple[int, int, tuple[int, str]]] = []  # (storage's number, +-bytes, where the loop is)
-        self.made: dict[int, Alive] = {}
-        self.open: dict[int, tuple[int, weakref.ref]] = {}
+        self.blocks: dict[int, Alive] = {}
+        self.open: dict[int, weakref.ref] = {}  # by address
         self.inputs: set[int] = set()  # those that no operator of these steps made, met in the first step
-        self.number = itertools.count()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        for t in tree_leaves((args, kwargs)):
-            self._meet(t, made=False)
+        for tensor in tree_leaves((args, kwargs)):
+            self._meet(tensor, is_new=False)
         out = func(*args, **kwargs)
-        for t in tree_leaves(out):
-            self._meet(t, made=True)
+        for tensor in tree_leaves(out):
+            self._meet(tensor, is_new=True)
         return out
 
-    def _meet(self, t, made: bool):
-        if not isinstance(t, torch.Tensor) or t.layout != torch.strided or t.device.type == "meta":
+    def _meet(self, tensor, is_new: bool):
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.device.type == "meta":
             return
-        storage = t.untyped_storage()
+        storage = tensor.untyped_storage()
         key, nbytes = storage._cdata, storage.nbytes()
-        if nbytes == 0 or (key in self.open and self.open[key][1]() is not None):
+        if nbytes == 0 or (key in self.open and self.open[key]() is not None):
             return
-        number = next(self.number)
-        self.open[key] = number, weakref.ref(storage, lambda _: self._gone(number, nbytes))
+        number = len(self.blocks)
+        self.open[key] = weakref.ref(storage, lambda _: self._gone(number, nbytes))
         self.changes.append((number, nbytes, self.phases.at))
-        if made:
+        if is_new:
             here = caller(self.owner)
-            self.made[number] = Alive(nbytes, here.file, here.line, here.code, self.phases.at[1])
+            self.blocks[number] = Alive(nbytes, here.file, here.line, here.code, self.phases.at[1])
         else:
-            self.made[number] = Alive(nbytes, BEFORE, 0, "", "parameters and inputs")
+            self.blocks[number] = Alive(nbytes, BEFORE, 0, "", "parameters and inputs")
             if self.phases.step == 1:
                 self.inputs.add(number)
 
@@ -167,40 +227,41 @@ class _Storages(TorchDispatchMode):
 
 def _by_tensors(step, steps: int) -> Peak:
     phases = Phases()
-    seen = _Storages(phases)
-    with phases.watched(), seen:
+    storages = _Storages(phases)
+    with storages:
         phases.run(step, steps)
-    changes = seen.changes.copy()
-    left = {number for number, _, _ in changes}
-    left -= {number for number, nbytes, _ in changes if nbytes < 0}
-    always = seen.inputs & left  # parameters: met at their first use, there from the start
-    base = sum(seen.made[n].bytes for n in always)
-    return _peak([c for c in changes if c[0] not in always], base, always, seen.made, "tensors")
+    changes = storages.changes.copy()  # what is freed from here on is no part of the steps
+    freed = {number for number, nbytes, _ in changes if nbytes < 0}
+    always = storages.inputs - freed  # parameters: met at their first use, there from the start
+    base = sum(storages.blocks[number].bytes for number in always)
+    changes = [change for change in changes if change[0] not in always]
+    return _peak(changes, base, always, storages.blocks, "tensors")
 
 
-def _peak(changes, base: int, always: set[int], made: dict[int, Alive], counted: str) -> Peak:
+def _peak(changes, base: int, always: set[int], blocks: dict[int, Alive], counted: str) -> Peak:
     """The highest point of a history of allocations, on top of `base` bytes that are always there."""
-    total, best, at, alive, live = base, -1, (1, FORWARD), set(), set()
+    if not blocks:
+        raise PerflabError("These steps allocated no tensor, so that there is no peak: does step run the model?")
+    totals = list(itertools.accumulate((nbytes for _, nbytes, _ in changes), initial=base))
     phases: dict[tuple[int, str], int] = {}
-    for number, nbytes, where in changes:
-        total += nbytes
-        (live.add if nbytes > 0 else live.discard)(number)
+    for (_, nbytes, where), total in zip(changes, totals[1:], strict=True):
         if nbytes > 0:  # a phase that only frees has no peak of its own
             phases[where] = max(phases.get(where, 0), total)
-        if total > best:
-            best, at, alive = total, where, live.copy()
-    if not made:
-        raise PerflabError("These steps allocated no tensor, so that there is no peak: does step run the model?")
-    return Peak(*at, max(best, base), phases, _gathered(made[n] for n in alive | always), counted)
+    highest = totals.index(max(totals))
+    step, phase = changes[highest - 1][2] if highest else (1, FORWARD)
+    taken = {number for number, nbytes, _ in changes[:highest] if nbytes > 0}
+    freed = {number for number, nbytes, _ in changes[:highest] if nbytes < 0}
+    alive = _gathered(blocks[number] for number in taken - freed | always)
+    return Peak(step, phase, totals[highest], phases, alive, counted)
 
 
-def _gathered(alive) -> tuple[Alive, ...]:
+def _gathered(blocks: Iterable[Alive]) -> tuple[Alive, ...]:
     """Allocations of one line and phase as one, the largest first."""
-    groups: dict[tuple, list[Alive]] = {}
-    for a in alive:
-        groups.setdefault((a.file, a.line, a.phase), []).append(a)
-    summed = [Alive(sum(a.bytes for a in g), *key[:2], g[0].code, key[2], len(g)) for key, g in groups.items()]
-    return tuple(sorted(summed, key=lambda a: -a.bytes))
+    groups = defaultdict(list)
+    for block in blocks:
+        groups[block.file, block.line, block.phase].append(block)
+    sums = [replace(group[0], bytes=sum(block.bytes for block in group), count=len(group)) for group in groups.values()]
+    return tuple(sorted(sums, key=lambda block: -block.bytes))
 
 
 # -- an allocator asked
@@ -213,20 +274,20 @@ def _by_allocator(step, steps: int) -> Peak:
     def turn():
         peaks[phases.at] = max(peaks.get(phases.at, 0), torch.cuda.max_memory_allocated())
         torch.cuda.reset_peak_memory_stats()
-        marks.append((_allocations(), phases.at))
+        marks.append((_allocations() - began, phases.at))
 
     torch.cuda.init()
     base, phases = torch.cuda.memory_allocated(), Phases(turn)
     torch.cuda.reset_peak_memory_stats()
     began = _allocations()
-    with phases.watched(), _history() as events:
+    with _history() as events:
         phases.run(step, steps)
     if not events:
         raise PerflabError("These steps allocated nothing on the device: does step run the model there?")
     at = max(peaks, key=peaks.get)
-    changes, made = _read(events, [(n - began, where) for n, where in marks])
-    made[-1] = Alive(base, BEFORE, 0, "", "parameters and inputs")
-    alive = _peak(changes, base, {-1} if base else set(), made, "allocator").alive
+    changes, blocks = _read(events, marks)
+    blocks[-1] = Alive(base, BEFORE, 0, "", "parameters and inputs")
+    alive = _peak(changes, base, {-1} if base else set(), blocks, "allocator").alive
     return Peak(*at, peaks[at], peaks, alive, "allocator")
 
 
@@ -250,27 +311,25 @@ def _history():
 
 def _read(events: list[dict], marks) -> tuple[list, dict[int, Alive]]:
     """The allocator's events as changes, each with its phase: told by the number of allocations before it."""
-    changes, made, open_at = [], {}, {}
-    numbers, ends = itertools.count(), iter(marks)
-    until, where = next(ends)
+    changes, blocks, open_at = [], {}, {}
+    marks = iter(marks)
+    until, where = next(marks)
     for event in events:
         if event["action"] == "alloc":
-            number = next(numbers)
-            while number >= until and (following := next(ends, None)):
-                until, where = following
+            number = len(blocks)
+            while number >= until:
+                until, where = next(marks, (math.inf, where))
             open_at[event["addr"]] = number
-            made[number] = _made(event, where[1])
+            blocks[number] = _block(event, where[1])
             changes.append((number, event["size"], where))
         elif event["action"] == "free_completed" and event["addr"] in open_at:
             number = open_at.pop(event["addr"])
-            changes.append((number, -made[number].bytes, where))
-    return changes, made
+            changes.append((number, -blocks[number].bytes, where))
+    return changes, blocks
 
 
-def _made(event: dict, phase: str) -> Alive:
+def _block(event: dict, phase: str) -> Alive:
     """An allocation with the innermost frame of the learner's own code; backward's threads have none."""
-    for frame in event.get("frames", ()):
-        if is_own(frame["filename"]):
-            here = place(frame["filename"], frame["line"])
-            return Alive(event["size"], here.file, here.line, here.code, phase)
-    return Alive(event["size"], "", 0, "", phase)
+    own = (place(frame["filename"], frame["line"]) for frame in event.get("frames", ()) if is_own(frame["filename"]))
+    here = next(own, Place())
+    return Alive(event["size"], here.file, here.line, here.code, phase)

@@ -1,31 +1,25 @@
 """The exercises of notebook 06_profiler: faults to be named in recorded traces, and a loop that waits too often."""
 
 import functools
-import inspect
-import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from perflab import paths
 from perflab.launch import waits
-from perflab.learn.question import CORRECT, INCORRECT, Outcome, Problem
+from perflab.learn.question import CORRECT, INCORRECT, Outcome, Problem, takes
 
 from . import faults, gaps
 from .trace import Trace, read_trace
 
 FILES = {"A": "pageable_copies", "B": "host_work", "C": "peak_in_backward"}
 PLANTED = {"A": faults.PAGEABLE, "B": faults.HOST, "C": faults.MEMORY}
-NAMES = (
-    faults.TINY,
-    faults.SYNC,
-    faults.DATA,
-    faults.PAGEABLE,
-    faults.HOST,
-    faults.ONE_BLOCK,
-    faults.MEMORY,
-)
 CAUSES = {faults.TINY: gaps.HOST, faults.SYNC: gaps.SYNC, faults.DATA: gaps.DATA, faults.HOST: gaps.HOST}
+NAMES = (
+    *(faults.TINY, faults.SYNC, faults.DATA, faults.PAGEABLE),
+    *(faults.HOST, faults.ONE_BLOCK, faults.MEMORY),
+)
 
 
 @functools.cache
@@ -42,46 +36,39 @@ def _named(answer) -> Outcome:
         if name not in NAMES:
             return Outcome(INCORRECT, f"{letter}: {name[:40]!r} is none of the names: {', '.join(NAMES)}.")
     wrong = [letter for letter in FILES if given[letter] != PLANTED[letter]]
-    if not wrong:
-        said = " ".join(_sentence(letter) for letter in FILES)
-        return Outcome(CORRECT, said)
-    letter = wrong[0]
-    right = len(FILES) - len(wrong)
-    return Outcome(INCORRECT, f"{right} of {len(FILES)} are right. {_against(letter, given[letter])}")
-
-
-def _sentence(letter: str) -> str:
-    finding = next(f for f in unnamed()[letter].findings if f.name == PLANTED[letter])
-    return f"{letter}: {finding.sentence}"
+    if wrong:
+        right = len(FILES) - len(wrong)
+        return Outcome(INCORRECT, f"{right} of {len(FILES)} are right. {_against(wrong[0], given[wrong[0]])}")
+    planted = ((letter, fault) for letter, trace in unnamed().items() for fault in trace.findings)
+    sentences = [f"{letter}: {fault.sentence}" for letter, fault in planted if fault.name == PLANTED[letter]]
+    return Outcome(CORRECT, " ".join(sentences))
 
 
 def _against(letter: str, name: str) -> str:
     """What in the trace speaks against a name."""
     trace = unnamed()[letter]
-    if name in CAUSES:
-        share = trace.idle.get(CAUSES[name], 0.0)
-        if name == faults.TINY and share > 0.1:
-            longest = max(g.length_s for g in trace.gaps if g.cause == CAUSES[name])
-            return (
-                f"{letter} is not {name}: the device is idle {share:.0%} of the time for the host, but in few long "
-                f"gaps, the longest {1e3 * longest:.1f} ms: what does the host do in them?"
-            )
-        if name == faults.HOST and trace.peak is not None:
-            return (
-                f"{letter} was not planted with {name}: that explains {share:.0%} of the time. This trace has "
-                "something that the others lack: allocations were recorded."
-            )
-        busy = f"the device is busy {trace.busy_share:.0%} of the time"
-        return f"{letter} is not {name}: gaps with that cause are {share:.0%} of the time, and {busy}."
-    if name == faults.ONE_BLOCK:
-        return f"{letter} is not {name}: kernels with few blocks run in {trace.small_share:.0%} of its busy time."
-    if name == faults.PAGEABLE:
-        return f"{letter} is not {name}: its copies are {_copied(trace):.0%} of its time."
-    return f"{letter} is not {name}: {'allocations were not recorded' if trace.peak is None else 'look again'}."
-
-
-def _copied(trace: Trace) -> float:
-    return float(trace.durations[trace.is_pageable].sum() / trace.span_ns)
+    share = trace.idle.get(CAUSES.get(name), 0.0)
+    if name == faults.TINY and share > 0.1:
+        longest = max(gap.length_s for gap in trace.gaps if gap.cause == gaps.HOST)
+        return (
+            f"{letter} is not {name}: the device is idle {share:.0%} of the time for the host, but in few long "
+            f"gaps, the longest {1e3 * longest:.1f} ms: what does the host do in them?"
+        )
+    if name == faults.HOST and trace.peak is not None:
+        return (
+            f"{letter} was not planted with {name}: that explains {share:.0%} of the time. This trace has "
+            "something that the others lack: allocations were recorded."
+        )
+    copied = trace.durations[trace.is_pageable].sum() / trace.span_ns
+    evidence = {
+        faults.PAGEABLE: f"its copies are {copied:.0%} of its time",
+        faults.ONE_BLOCK: f"kernels with few blocks run in {trace.small_share:.0%} of its busy time",
+        faults.MEMORY: "allocations were not recorded",
+    }
+    idle = (
+        f"gaps with that cause are {share:.0%} of the time, and the device is busy {trace.busy_share:.0%} of the time"
+    )
+    return f"{letter} is not {name}: {evidence.get(name, idle)}."
 
 
 # -- a loop that waits once
@@ -109,30 +96,25 @@ def _reference(model, optimizer, batches) -> list[float]:
 
 
 def _waits_once(answer) -> Outcome:
-    if not callable(answer):
-        return Outcome(INCORRECT, "the answer is a function of model, optimizer and batches.")
-    try:
-        inspect.signature(answer).bind(None, None, [])
-    except TypeError:
-        return Outcome(INCORRECT, "the function takes three arguments: the model, the optimizer and the batches.")
+    if misfit := takes(answer, ("model", "optimizer", "batches")):
+        return misfit
     theirs, ours = _loop(), _loop()
-    got = answer(*theirs)
-    if not isinstance(got, list) or not all(isinstance(x, float) for x in got):
+    losses, expected = answer(*theirs), _reference(*ours)
+    if not isinstance(losses, list) or not all(isinstance(loss, float) for loss in losses):
         return Outcome(INCORRECT, "it returns the losses of all steps as a list of Python numbers.")
-    expected = _reference(*ours)
-    if len(got) != len(expected):
-        return Outcome(INCORRECT, f"there are {len(expected)} steps, and you return {len(got)} losses.")
+    if len(losses) != len(expected):
+        return Outcome(INCORRECT, f"there are {len(expected)} steps, and you return {len(losses)} losses.")
     trained = all(map(torch.allclose, theirs[0].parameters(), ours[0].parameters()))
-    if not trained or not all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(got, expected, strict=True)):
+    if not trained or not np.allclose(losses, expected, rtol=1e-4, atol=0):
         return Outcome(INCORRECT, "these are not the losses of the plain loop: does every step still train the model?")
-    found = waits.host_syncs(lambda: answer(*_loop()))
-    total = sum(s.count for s in found)
+    syncs = waits.host_syncs(lambda: answer(*_loop()))
+    total = sum(sync.count for sync in syncs)
     if total > 1:
-        most = max(found, key=lambda s: s.count)
+        most = max(syncs, key=lambda sync: sync.count)
         return Outcome(INCORRECT, f"the host would wait {total} times, at {most.place} alone {most.count} times.")
-    if not total:
+    if total == 0:
         return Outcome(INCORRECT, "no wait was seen: read the losses from tensors, by tolist() for instance, and once.")
-    return Outcome(CORRECT, f"the same {len(got)} losses, and the host waits once.")
+    return Outcome(CORRECT, f"the same {len(losses)} losses, and the host waits once.")
 
 
 PROBLEMS = {

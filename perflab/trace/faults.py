@@ -112,35 +112,32 @@ def _launched_at(trace, chosen: np.ndarray) -> Where:
     return _heaviest(places, trace.durations[chosen].tolist(), Where())
 
 
-def _gaps_by(trace, cause: str) -> tuple[float, list[gaps.Gap]]:
-    """The share of the span that a cause explains, and its gaps."""
-    return trace.idle.get(cause, 0), [gap for gap in trace.gaps if gap.cause == cause]
+def _explained(trace, cause: str) -> tuple[float, Where]:
+    """The share of the span that a cause of gaps explains, and the place with the longest of them."""
+    return trace.idle.get(cause, 0), _place_of([gap for gap in trace.gaps if gap.cause == cause])
 
 
 # -- rules: what a trace shows of one fault, however small
 
 
 def _data(trace) -> Fault:
-    share, idle = _gaps_by(trace, gaps.DATA)
-    where = _place_of(idle)
+    share, where = _explained(trace, gaps.DATA)
     return _timed(DATA, share, where, f"{_idle(share)} while the loop waits for its next batch, {where}.")
 
 
 def _synchronise(trace) -> Fault | None:
     """Waits for the device. One wait is how a loss is logged, and so are several that cost little."""
-    share, idle = _gaps_by(trace, gaps.SYNC)
+    share, where = _explained(trace, gaps.SYNC)
     waits = len({(piece.thread, piece.time) for piece in trace.gap_pieces if piece.cause == gaps.SYNC})
     every_step = max(2, len(trace.steps) - 1)  # the wait of the last step has no gap after it
     if waits < (2 if share >= NOISE else every_step):
         return None
-    where = _place_of(idle)
     what = f"{waits} times the host waits for the device, which then waits for the host"
     return _timed(SYNC, share, where, f"{what}: {_idle(share)} for it, most of it {_at(where)}.")
 
 
 def _allocate(trace) -> Fault:
-    share, idle = _gaps_by(trace, gaps.ALLOCATE)
-    where = _place_of(idle)
+    share, where = _explained(trace, gaps.ALLOCATE)
     what = f"{_idle(share)} while the host allocates memory, most of it {_at(where)}."
     return _timed(ALLOCATE, share, where, what)
 
@@ -170,7 +167,7 @@ def _late_launches(trace) -> tuple[list[gaps.Gap], list[gaps.Gap]]:
     pieces = [piece for piece in trace.gap_pieces if piece.cause == gaps.HOST]
     start, end = (np.array([getattr(piece, edge) for piece in pieces], np.int64) for edge in ("start", "end"))
     is_other = end - start - covered(launching, start, end) >= LONG
-    _, late = _gaps_by(trace, gaps.HOST)
+    late = [gap for gap in trace.gaps if gap.cause == gaps.HOST]
     return list(itertools.compress(late, ~is_other)), list(itertools.compress(late, is_other))
 
 

@@ -90,26 +90,22 @@ def pieces(trace) -> Iterator[Piece]:
     that it leads to, then in those after it, until the host has caught up.
     """
     waits, latency = host_waits(trace), _latency(trace)
-    starts = np.array([wait.start for wait in waits], np.int64)
-    ends = np.maximum.accumulate(np.array([wait.end for wait in waits], np.int64))
+    uncharged = {wait: wait.end - wait.start for wait in waits}
     idle_from, idle_to = between(trace.busy)
-    first, beyond = np.searchsorted(ends + SKEW, idle_from), np.searchsorted(starts, idle_to)
     events = np.searchsorted(trace.events.start, idle_to)
     launches = trace.launched_by[events]
-    columns = (idle_from, idle_to, first, beyond, events, launches.start, launches.end, launches.thread)
-
-    uncharged = {wait: wait.end - wait.start for wait in waits}
+    columns = (idle_from, idle_to, events, launches.start, launches.end, launches.thread)
+    rows = zip(*(column.tolist() for column in columns), _near(waits, idle_from, idle_to), strict=True)
     last = None  # the wait after which the host has not caught up yet
-    for start, end, low, high, event, launch, returned, thread in zip(*(c.tolist() for c in columns), strict=True):
-        around = [wait for wait in waits[low:high] if wait.end + SKEW >= start]
-        last = next((w for w in reversed(around) if w.cause in (SYNC, COPY) and w.start < start), last)
+    for start, end, event, launch, returned, thread, near in rows:
+        last = next((w for w in reversed(near) if w.cause in (SYNC, COPY) and w.start < start), last)
         if thread < 0:
             yield Piece(start, end, QUEUED if trace.is_early[event] else UNKNOWN, thread, start, event)
         elif launch + latency <= start and not (trace.is_pageable[event] and returned > start):
             yield Piece(start, end, QUEUED, thread, launch, event)
             last = None
         else:
-            for begin, until, wait in _cut(start, end, around):
+            for begin, until, wait in _cut(start, end, near):
                 culprit = wait or last
                 own = begin + min(until - begin, uncharged.get(culprit, 0))  # from here on the host is late by itself
                 if own > begin:
@@ -118,6 +114,14 @@ def pieces(trace) -> Iterator[Piece]:
                     yield Piece(begin, own, culprit.cause, culprit.thread, middle, event)
                 if own < until:
                     yield Piece(own, until, HOST, thread, (min(own, launch) + min(until, launch)) // 2, event)
+
+
+def _near(waits: list[HostWait], idle_from: np.ndarray, idle_to: np.ndarray) -> list[list[HostWait]]:
+    """For each gap the waits that reach into it, or end just before it, in order."""
+    starts = np.array([wait.start for wait in waits], np.int64)
+    ends = np.maximum.accumulate(np.array([wait.end for wait in waits], np.int64)) + SKEW
+    bounds = zip(idle_from, np.searchsorted(ends, idle_from), np.searchsorted(starts, idle_to), strict=True)
+    return [[wait for wait in waits[low:high] if wait.end + SKEW >= start] for start, low, high in bounds]
 
 
 def _cut(start: int, end: int, waits: list[HostWait]) -> Iterator[tuple[int, int, HostWait | None]]:
@@ -148,17 +152,15 @@ def host_waits(trace) -> list[HostWait]:
     """
     recording, operators = trace.recording, trace.recording.operators
     threads = {trace.places.main, *trace.launched_by.thread.tolist()}
-    notes = recording.notes[recording.matching(_DATA, recording.notes)]
-    waits = {
-        HostWait(*map(int, (note.start, note.end)), DATA, int(note.thread)) for note in notes if note.thread in threads
-    }
+    notes = recording.notes[recording.matching(_DATA, recording.notes)].tolist()
+    waits = {HostWait(start, end, DATA, thread) for start, end, _, thread, _ in notes if thread in threads}
     calls, none = _calls(trace), Call(None, "", "", "", -1)
     for before, call, after in zip([none, *calls], calls, [*calls[1:], none], strict=False):
         reason = cause(call, before, after)
         if reason and call.span.thread in threads:
             in_operator = call.operator >= 0 and reason != ALLOCATE
             span = operators[call.operator] if in_operator else call.span
-            waits.add(HostWait(span.start, span.end, reason, call.span.thread))
+            waits.add(HostWait(int(span.start), int(span.end), reason, int(span.thread)))
     return sorted(waits, key=lambda wait: (wait.start, -wait.end, wait.cause))
 
 

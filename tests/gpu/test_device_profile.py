@@ -98,37 +98,6 @@ def test_each_wait_is_found_and_what_no_operator_tells_by_torchs_own_witness(cap
     assert {s.place.line for s in found} == {first + k for k in range(1, len(lines))}
 
 
-def test_a_plain_training_step_waits_for_nothing():
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to("cuda")
-    optimizer = torch.optim.AdamW(model.parameters())
-    x = torch.randn(16, 64, device="cuda")
-
-    def step():
-        model(x).square().mean().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    assert waits.host_syncs(step) == []
-
-
-def test_a_wait_in_backward_is_found_on_the_thread_of_the_device():
-    class Peeks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            grad.sum().item()
-            return grad
-
-    x = torch.ones(3, requires_grad=True, device="cuda")
-    found = waits.host_syncs(lambda: Peeks.apply(x).sum().backward())
-    print("", *found, sep="\n")
-    assert line_of(Peeks.backward, "grad.sum().item()") in {s.place.line for s in found}
-
-
 @pytest.mark.parametrize(("pinned", "late", "expected"), [(False, False, 1), (True, False, 1), (True, True, 0)])
 def test_a_copy_to_the_device_waits_unless_it_is_pinned_and_asked_not_to(pinned, late, expected):
     x = torch.randn(1024, 1024)
