@@ -132,6 +132,6 @@ def _card() -> str:
     from perflab.learn import claims
 
     try:
-        return f"<h2>Verdicts</h2>\n{claims.card_html()}"
+        return f"<h2>Verdicts</h2>\n{claims.card().html()}"
     except PerflabError as error:  # a logbook that cannot be read is no reason to lose the report
         return f"<h2>Verdicts</h2>\n<p>{html.escape(str(error))}</p>"
