@@ -1,55 +1,58 @@
-"""The source's statements, what is right, and the verdict of this machine on each."""
+"""The ledger of common advice: what is often said, what is right, and what this machine says of it."""
 
 import functools
 import html
-import time
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from perflab import paths
 from perflab.bench import record
-from perflab.bench.estimate import CANNOT, HOLDS, Finding
+from perflab.bench.estimate import CANNOT, HOLDS, NOT, Finding
 from perflab.errors import PerflabError
-from perflab.show.table import Answer, table
+from perflab.show.table import Answer
 
-_COLOURS = {HOLDS: "#00795a", CANNOT: "#7a7a7a"}
+PART, NOT_TESTABLE = "HOLDS IN PART", "NOT TESTABLE"
+COLOURS = {HOLDS: "#00795a", PART: "#8a6d00", NOT: "#b34700", CANNOT: "#7a7a7a"}
+EXACT_WORDS = {HOLDS: "True", PART: "Partly true", NOT: "Not true", CANNOT: "Cannot tell"}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the source article, in our words, and what is right.
+    """One statement of the source article, restated in our words, and what is right.
 
-    `judged` says how a notebook decides it; `untested` says why nothing can, and then no notebook does.
+    `fair_test` says what is measured and when the statement holds, `why_not` why one machine cannot test it
+    fairly. A statement with `box` is shown in its notebook, with one sentence of advice, `so`.
     """
 
     id: str
+    section: str
+    kind: str
+    notebook: str
     says: str
     right: str
-    source: str
-    notebook: str
-    judged: str = ""
-    untested: str = ""
+    fair_test: str = ""
+    why_not: str = ""
+    box: bool = False
+    so: str = ""
+
+    @property
+    def testable(self) -> bool:
+        return bool(self.fair_test)
 
 
 @functools.cache
 def ledger() -> dict[str, Claim]:
-    """All claims of data/claims.toml by id."""
-    text = (paths.DATA / "claims.toml").read_text(encoding="utf8")
-    claims = [Claim(**entry) for entry in tomllib.loads(text)["claim"]]
-    return {c.id: c for c in claims}
+    """All claims of data/claims.toml by id, in the order of the source."""
+    entries = tomllib.loads((paths.DATA / "claims.toml").read_text(encoding="utf8"))["claim"]
+    return {entry["id"]: Claim(**entry) for entry in entries}
 
 
 @dataclass(frozen=True)
 class Verdict(Answer):
-    """A finding on a claim as it stands in the source."""
+    """What a finding says of a claim, shown as a box: often said, measured, so."""
 
     claim: Claim
     finding: Finding
-
-    @property
-    def state(self) -> str:
-        """The finding's state; of a recorded machine's figures it does not say HERE."""
-        return _where(self.finding.state, self.finding.source)
 
     def __repr__(self):
         """Stable: a timed verdict differs between machines, so that only its rule is shown."""
@@ -57,73 +60,71 @@ class Verdict(Answer):
         return f"judged {self.claim.id} ({word}): {self.finding.rule}"
 
     def __str__(self):
-        return f"{self.claim.id} {self.state}: {self.finding.rule}; seen {self.finding.seen}"
+        return f"{self.claim.id} {_for_card(self.claim, asdict(self.finding))}: {self.finding.rule}"
 
     def html(self) -> str:
-        colour = _COLOURS.get(self.finding.state, "#b34700")
-        rule, seen = html.escape(self.finding.rule), html.escape(self.finding.seen)
-        return (
-            f'<div style="border-left:4px solid {colour};padding:2px 12px">'
-            f"<p><b>{self.claim.id}</b> The source says: {html.escape(self.claim.says)}</p>"
-            f'<p><b style="color:{colour}">{self.state}</b> Rule: {rule}. Seen: {seen}.</p>'
-            f"<p>What is right: {html.escape(self.claim.right)}</p></div>"
-        )
+        claim, colour = self.claim, COLOURS[self.finding.state]
+        lines = {"Often said": claim.says, "Measured": _measured(self.finding), "So": claim.so or claim.right}
+        if not claim.testable:
+            lines, colour = {"Often said": claim.says, "Not testable:": claim.why_not}, COLOURS[CANNOT]
+        body = "".join(f"<p><b>{label}</b> {html.escape(text)}</p>" for label, text in lines.items())
+        style = f"border-left:4px solid {colour};padding:2px 12px"
+        return f'<div role="note" title="{html.escape(str(self))}" style="{style}">{body}</div>'
 
 
-def _where(state: str, source: str) -> str:
-    return state if source == "here" else state.replace("HERE", f"ON {source}")
+def _measured(finding: Finding) -> str:
+    """The verdict in words, with its figure. What was counted or worked out needs no machine's name."""
+    machine = "this machine" if finding.source == "here" else finding.source
+    words = f"{finding.state.removesuffix(' HERE').capitalize()} on {machine}"
+    return f"{EXACT_WORDS[finding.state] if finding.exact else words}: {finding.seen}."
 
 
-def judge(id: str, finding: Finding) -> Verdict:
-    """The verdict on claim `id`, kept in the logbook. Raises PerflabError for an unknown claim or one that
-    the ledger calls untestable.
+def _for_card(claim: Claim, entry: dict) -> str:
+    """The state that a verdict of the logbook has on the card: HERE or ON a recorded machine, where timed."""
+    if not claim.testable:
+        return NOT_TESTABLE
+    machine = entry.get("source", "here")
+    place = "" if entry.get("exact") else "HERE" if machine == "here" else f"ON {machine}"
+    return entry.get("state", "not judged yet").replace("HERE", place).strip()
 
-    >>> judge("C1-1", sweep.ratio(16, 0).at_least(4))  # doctest: +SKIP
+
+def judge(id: str, finding: Finding, part: Finding | None = None) -> Verdict:
+    """The verdict on claim `id`, kept in the logbook unless the claim is not testable.
+
+    part: a weaker finding. Where `finding` does not hold and `part` does, the claim HOLDS IN PART.
+    Raises PerflabError for an unknown claim.
+
+    >>> judge("C2.2-2", flight.count("made", "2 workers").equals(4))  # doctest: +SKIP
     """
     if id not in ledger():
-        near = ", ".join(c for c in ledger() if c.startswith(id.partition("-")[0] + "-"))
-        raise PerflabError(f"There is no claim {id}{f': the ledger has {near}' if near else ' in the ledger'}.")
-    judged = ledger()[id]
-    if judged.untested:
-        raise PerflabError(f"{id} is not judged: {judged.untested}")
-    if not isinstance(finding, Finding):
-        raise PerflabError(f"judge({id!r}, ...) takes a finding, such as result.ratio(a, b).at_least(1.2).")
-    verdict = Verdict(judged, finding)
-    taken = time.strftime("%Y-%m-%dT%H:%M:%SZ")
-    record.append("verdicts", id, {"claim": id, **asdict(finding), "taken": taken})
-    return verdict
+        raise PerflabError(f"There is no claim {id}: data/claims.toml has those there are.")
+    if part is not None:
+        state = PART if (finding.state, part.state) == (NOT, HOLDS) else finding.state
+        finding = replace(finding & part, state=state, rule=f"{finding.rule}, or in part {part.rule}")
+    if ledger()[id].testable:
+        record.append("verdicts", id, {"claim": id} | asdict(finding))
+    return Verdict(ledger()[id], finding)
 
 
-@dataclass(frozen=True)
 class Card(Answer):
-    """The latest verdict on every claim."""
-
-    verdicts: list[dict]
+    """Every statement of the source with this learner's latest verdict on it."""
 
     def __repr__(self):
-        return f"Card of {len(self.verdicts)} claims"
-
-    def __str__(self):
-        return "\n".join(f"{row['claim']:8} {row['verdict']}" for row in self.verdicts)
+        return f"Card of {len(ledger())} claims"
 
     def rows(self) -> list[dict]:
-        return self.verdicts
-
-    def html(self) -> str:
-        return table(self.verdicts)
+        latest = {entry["claim"]: entry for entry in record.entries("verdicts")}
+        verdicts = {id: _for_card(claim, latest.get(id, {})) for id, claim in ledger().items()}
+        return [
+            {"section": claim.section, "often said": claim.says, "verdict": verdicts[id], "notebook": claim.notebook}
+            for id, claim in ledger().items()
+        ]
 
 
 def card() -> Card:
-    """Every claim with this learner's latest verdict, and the reason where there is none.
+    """Every statement of the source with this learner's latest verdict on it.
 
-    >>> card()  # doctest: +ELLIPSIS
-    Card of ... claims
+    >>> card()
+    Card of 155 claims
     """
-    latest = {entry["claim"]: entry for entry in record.entries("verdicts")}
-    verdicts = []
-    for c in ledger().values():
-        entry = latest.get(c.id, {})
-        state = entry.get("state") or ("TEXT ONLY" if c.untested else "not judged yet")
-        verdict = _where(state, entry.get("source", "here"))
-        verdicts.append({"claim": c.id, "the source says": c.says, "verdict": verdict, "notebook": c.notebook})
-    return Card(verdicts)
+    return Card()
