@@ -178,16 +178,13 @@ class Trace:
     @functools.cached_property
     def gaps(self) -> list[gaps.Gap]:
         """Each stretch without work, with one cause and the place of it; together they are what is not busy."""
-        threads, times = (np.array([getattr(p, key) for p in self.gap_pieces], np.int64) for key in ("thread", "time"))
+        pieces = self.gap_pieces
+        columns = ([getattr(piece, column) for piece in pieces] for column in ("thread", "time", "event"))
+        threads, times, events = (np.array(column, np.int64) for column in columns)
+        ended_by = map(self.kernel, self.events.name[events])
         return [
-            gaps.Gap(
-                self._seconds(piece.start),
-                self._seconds(piece.end),
-                piece.cause,
-                place,
-                self.kernel(self.events.name[piece.event]),
-            )
-            for piece, place in zip(self.gap_pieces, self.places.at(threads, times), strict=True)
+            gaps.Gap(self._seconds(piece.start), self._seconds(piece.end), piece.cause, place, kernel)
+            for piece, place, kernel in zip(pieces, self.places.at(threads, times), ended_by, strict=True)
         ]
 
     @functools.cached_property
