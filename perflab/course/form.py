@@ -5,6 +5,7 @@ run: a second run of the same notebook gives the same bytes.
 """
 
 import copy
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -91,46 +92,39 @@ def write(path: Path, text: str) -> bool:
 
 def _give_ids(cells: list[NotebookNode]) -> None:
     """A cell keeps its id; one that has none, or another cell's, gets the first free number."""
-    taken = set()
-    homeless = []
+    taken: set[str] = set()
+    without = []
     for cell in cells:
         name = cell.get("id", "")
         if re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) and name not in taken:
             taken.add(name)
         else:
-            homeless.append(cell)
-    free = (f"c{n:02d}" for n in range(2 * len(cells)) if f"c{n:02d}" not in taken)
-    for cell, name in zip(homeless, free, strict=False):
-        cell.id = name
+            without.append(cell)
+    numbers = (f"c{n:02d}" for n in itertools.count())
+    free = (name for name in numbers if name not in taken)
+    for cell in without:
+        cell.id = next(free)
 
 
 def _outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    kept = []
+    """Neighbouring pieces of one stream joined, metadata of pictures alone, no view of a widget beside a picture."""
+    joined: list[NotebookNode] = []
     for output in outputs:
-        if output.output_type == "stream" and kept and kept[-1].get("name") == output.name:
-            kept[-1].text += output.text
-            continue
+        if output.output_type == "stream" and joined and joined[-1].get("name") == output.name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    for output in joined:
+        if output.output_type == "stream":  # of a line that was overwritten, what a terminal would show
+            output.text = re.sub(r"(?m)^.*\r(?=[^\n])", "", output.text.replace("\r\n", "\n"))
         if "data" in output:
-            output.metadata = _image_metadata(output.metadata)
+            output.metadata = nbformat.from_dict(
+                {
+                    mime: {key: value for key, value in fields.items() if key in IMAGE_METADATA}
+                    for mime, fields in output.metadata.items()
+                    if mime.startswith("image/")
+                }
+            )
             if len(output.data) > 1:
                 output.data.pop(WIDGET_VIEW, None)  # in a file nothing is behind it, and it hides the picture
-        kept.append(output)
-    for output in kept:
-        if output.output_type == "stream":
-            output.text = _as_on_a_terminal(output.text)
-    return kept
-
-
-def _image_metadata(metadata: NotebookNode) -> NotebookNode:
-    return nbformat.from_dict(
-        {
-            mime: {key: value for key, value in fields.items() if key in IMAGE_METADATA}
-            for mime, fields in metadata.items()
-            if mime.startswith("image/")
-        }
-    )
-
-
-def _as_on_a_terminal(text: str) -> str:
-    """What is left of lines that were overwritten after a carriage return."""
-    return re.sub(r"(?m)^.*\r(?=[^\n])", "", text.replace("\r\n", "\n"))
+    return joined

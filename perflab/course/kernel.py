@@ -5,12 +5,11 @@ import contextlib
 import os
 import re
 import signal
-import tempfile
+import subprocess
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
 
 import psutil
 from ipykernel.kernelspec import RESOURCES, get_kernel_dict
@@ -48,12 +47,7 @@ def execute(path: Path, env: Mapping[str, str | None] | None = None, timeout: fl
     return nb
 
 
-def run(
-    nb: NotebookNode,
-    path: Path,
-    env: Mapping[str, str | None] | None = None,
-    timeout: float = 1200,
-) -> None:
+def run(nb: NotebookNode, path: Path, env: Mapping[str, str | None] | None = None, timeout: float = 1200) -> None:
     """As `execute`, into the notebook at hand, so that a caller has the outputs up to a failing cell."""
     at = {"cell": 0}
     failures: list[BaseException] = []
@@ -70,17 +64,14 @@ def run(
 
     def work() -> None:
         try:
-            asyncio.run(client.async_execute(env=own, stderr=log, cleanup_kc=True))
+            asyncio.run(client.async_execute(env=own, stderr=subprocess.DEVNULL, cleanup_kc=True))
         except BaseException as error:  # raised again by the thread that waits
             failures.append(error)
 
     # A thread, so that Ctrl-C reaches this function and not the event loop of nbclient, which
     # would report it as a dead kernel.
     thread = threading.Thread(target=work, daemon=True)
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as log,
-        own_processes(env) as own,
-    ):
+    with own_processes(env) as own:
         thread.start()
         try:
             thread.join()
@@ -89,7 +80,8 @@ def run(
             thread.join(GRACE_S)
             raise
         if failures:
-            raise _told(failures[0], nb, path, at["cell"], timeout, _last_words(log)) from failures[0]
+            where = f"{path.name}, {cell_name(nb, at['cell'])}" if nb.cells else path.name
+            raise _told(failures[0], path.name, where, timeout) from failures[0]
 
 
 def cell_name(nb: NotebookNode, index: int) -> str:
@@ -102,9 +94,7 @@ def cell_name(nb: NotebookNode, index: int) -> str:
 
 
 @contextlib.contextmanager
-def own_processes(
-    env: Mapping[str, str | None] | None = None,
-) -> Iterator[dict[str, str]]:
+def own_processes(env: Mapping[str, str | None] | None = None) -> Iterator[dict[str, str]]:
     """An environment for children; every process that carries it is ended with the block.
 
     The mark goes with the environment, so that it finds what has left its parent and its session:
@@ -122,26 +112,21 @@ def own_processes(
 
 def carrying(mark: str) -> list[psutil.Process]:
     """The live processes whose environment carries this mark, this one left out."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and mark in process.environ().get(MARK, ""):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def _end(mark: str) -> None:
-    for stop, wait_s in (
-        (psutil.Process.terminate, 3),
-        (psutil.Process.kill, 3),
-        (psutil.Process.kill, 3),
-    ):
+    for stop in (psutil.Process.terminate, psutil.Process.kill, psutil.Process.kill):
         processes = carrying(mark)
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 stop(process)
-        if processes:
-            psutil.wait_procs(processes, timeout=wait_s)
+        psutil.wait_procs(processes, timeout=3)
 
 
 def _interrupt(client: NotebookClient) -> None:
@@ -152,29 +137,15 @@ def _interrupt(client: NotebookClient) -> None:
             os.killpg(pid, signal.SIGINT)
 
 
-def _last_words(log: TextIO) -> str:
-    """The last line that the kernel wrote on its own stderr, its standing warning about TCP left out."""
-    log.seek(0)
-    lines = [line.strip() for line in log if line.strip() and "over TCP" not in line]
-    return f" Its last line on stderr: {lines[-1]}" if lines else ""
-
-
-def _told(
-    error: BaseException,
-    nb: NotebookNode,
-    path: Path,
-    index: int,
-    timeout: float,
-    words: str,
-) -> BaseException:
-    where = f"{path.name}, {cell_name(nb, index)}" if nb.cells else path.name
+def _told(error: BaseException, name: str, where: str, timeout: float) -> BaseException:
+    """What a caller hears of an error in a run: of a cell's own error its type and its words."""
     if isinstance(error, CellExecutionError):
-        reason = re.sub(r"\x1b\[[0-9;]*m", "", error.evalue or "").strip()
-        return PerflabError(f"{where}: {error.ename}: {reason}")
+        words = re.sub(r"\x1b\[[0-9;]*m", "", error.evalue or "").strip()
+        return PerflabError(f"{where}: {error.ename}: {words}")
     if isinstance(error, CellTimeoutError):
         return PerflabError(f"{where}: not done after {timeout:g} s.")
     if isinstance(error, DeadKernelError):
         return PerflabError(f"{where}: the kernel died; the usual cause is that the memory ran out.")
     if isinstance(error, Exception):
-        return PerflabError(f"{path.name}: no kernel could be used: {type(error).__name__}: {error}")
+        return PerflabError(f"{name}: no kernel could be used: {type(error).__name__}: {error}")
     return error

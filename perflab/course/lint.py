@@ -78,10 +78,10 @@ def _code(cell: NotebookNode) -> Iterator[str]:
     yield from _unknown_tags(tags)
     if _lines(cell) > MAX_LINES:
         yield f"{_lines(cell)} lines of code, more than {MAX_LINES}"
-    raised = [output for output in cell.outputs if output.output_type == "error"]
-    if raised and "raises-exception" not in tags:
-        yield f"error output without the tag raises-exception: {raised[0].ename}: {raised[0].evalue}"
-    if "raises-exception" in tags and not raised:
+    error = next((output for output in cell.outputs if output.output_type == "error"), None)
+    if error and "raises-exception" not in tags:
+        yield f"error output without the tag raises-exception: {error.ename}: {error.evalue}"
+    if "raises-exception" in tags and not error:
         yield "tagged raises-exception, and raised nothing"
     for output in cell.outputs:
         yield from _output(output)
@@ -111,13 +111,9 @@ def _output(output: NotebookNode) -> Iterator[str]:
 
 
 def _readable(output: NotebookNode) -> str:
-    parts = [
-        output.get("text", ""),
-        output.get("evalue", ""),
-        *output.get("traceback", []),
-    ]
+    parts = [output.get("text", ""), output.get("evalue", ""), *output.get("traceback", [])]
     data = output.get("data", {})
-    parts += [str(value) for mime, value in data.items() if mime in ("image/svg+xml",) or "image/" not in mime]
+    parts += [str(value) for mime, value in data.items() if mime == "image/svg+xml" or "image/" not in mime]
     return "\n".join(parts)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from perflab import paths
 from perflab.bench.files import put
+from perflab.bench.machine import slug
 from perflab.errors import PerflabError
 
 from .form import as_text, normalise, notebook_files, write
@@ -56,8 +57,8 @@ def run_notebooks(names: str | Path | Iterable[str | Path] = (), machine: str = 
     put(paths.DATA / "utilisation.png", readme_figure())
     for path in notebook_files(names):
         start = time.perf_counter()
-        new = write(path, replay(path, machine))
-        changed += [path] if new else []
+        if new := write(path, replay(path, machine)):
+            changed.append(path)
         print(f"{path.stem:24} {'changed' if new else 'as before':10} {time.perf_counter() - start:5.1f} s")
     return changed
 
@@ -69,10 +70,7 @@ def record(name: str | None = None, names: str | Path | Iterable[str | Path] = (
     from build/record/<name>, so that a second call goes on where the first one stopped; delete
     that folder to measure anew. A notebook that fails does not stop the others.
     """
-    if name is None:
-        from perflab.bench import machine
-
-        name = machine.slug()
+    name = slug() if name is None else name
     if not name or Path(name).name != name or name.startswith("."):
         raise PerflabError(f"{name!r} cannot be the name of a machine; take a plain word like 'nvidia-h200'.")
     kept, work = paths.RECORDED / name, paths.COURSE / "build" / "record" / name
@@ -87,18 +85,12 @@ def record(name: str | None = None, names: str | Path | Iterable[str | Path] = (
     for path in notebook_files(names):
         start = time.perf_counter()
         try:
-            write(
-                work / "notebooks" / path.name,
-                as_text(normalise(execute(path, env, timeout=3600))),
-            )
+            write(work / "notebooks" / path.name, as_text(normalise(execute(path, env, timeout=3600))))
             state = "recorded"
         except PerflabError as error:
             failed.append(str(error))
             state = "FAILED"
-        print(
-            f"{path.stem:24} {state:10} {(time.perf_counter() - start) / 60:6.1f} min",
-            flush=True,
-        )
+        print(f"{path.stem:24} {state:10} {(time.perf_counter() - start) / 60:6.1f} min", flush=True)
     if failed:
         raise PerflabError("not everything was recorded; call it again to go on.\n  " + "\n  ".join(failed))
     return kept

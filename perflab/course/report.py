@@ -13,6 +13,7 @@ from nbformat import NotebookNode
 
 from perflab import paths
 from perflab.errors import PerflabError
+from perflab.learn.claims import card
 
 from .form import as_text, normalise, notebook_files, read, write
 from .kernel import run
@@ -80,11 +81,8 @@ def course(names: str | Path | Iterable[str | Path] = (), into: Path | None = No
 def page(nb: NotebookNode, name: str, folder: Path) -> str:
     """The notebook as one HTML page; pictures of `folder` that its text shows are put into the page."""
     try:
-        exporter = HTMLExporter(
-            extra_loaders=[DictLoader({"page.html.j2": PAGE})],
-            template_file="page.html.j2",
-            embed_images=True,
-        )
+        loader = DictLoader({"page.html.j2": PAGE})
+        exporter = HTMLExporter(extra_loaders=[loader], template_file="page.html.j2", embed_images=True)
     except ValueError:  # packages put in by hand may lack nbconvert's share/ folder
         raise PerflabError("the pages cannot be made: nbconvert's templates are missing; reinstall it.") from None
     body, _ = exporter.from_notebook_node(nb, resources={"metadata": {"name": name, "path": str(folder)}})
@@ -95,8 +93,10 @@ def _run_one(path: Path, into: Path) -> RunOutcome:
     start, reason = time.perf_counter(), ""
     try:
         nb = read(path)
+        for cell in nb.cells:  # nothing of another machine may stand behind a cell that fails here
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
         try:
-            _clear(nb)
             run(nb, path, LIVE)
         finally:
             write(into / path.name, as_text(normalise(nb)))
@@ -104,13 +104,6 @@ def _run_one(path: Path, into: Path) -> RunOutcome:
     except PerflabError as error:
         reason = str(error)
     return RunOutcome(path.stem, time.perf_counter() - start, reason)
-
-
-def _clear(nb: NotebookNode) -> None:
-    """Nothing of another machine may stand behind a cell that fails here."""
-    for cell in nb.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
 
 
 def _index(outcomes: list[RunOutcome]) -> str:
@@ -129,9 +122,8 @@ def _row(outcome: RunOutcome) -> str:
 
 
 def _card() -> str:
-    from perflab.learn import claims
-
     try:
-        return f"<h2>Verdicts</h2>\n{claims.card().html()}"
+        shown = card().html()
     except PerflabError as error:  # a logbook that cannot be read is no reason to lose the report
-        return f"<h2>Verdicts</h2>\n<p>{html.escape(str(error))}</p>"
+        shown = f"<p>{html.escape(str(error))}</p>"
+    return f"<h2>Verdicts</h2>\n{shown}"

@@ -100,6 +100,9 @@ def _cloning(ready: Callable) -> Callable:
 
 
 _started_devices: set[str] = set()
+# In place of torch's own trial kernel, which takes five seconds to compile for the sake of the headers that it
+# includes: the options of the compiler are tried all the same, and each kernel includes the headers anyway.
+_EMPTY_KERNEL = 'extern "C" void __avx_chk_kernel() {}'
 
 
 def _started(device: str) -> float:
@@ -122,7 +125,8 @@ def _find_instructions():
         with silenced(), _own_cache(folder), _failure_in_a_line():
             from torch._inductor import compile_fx, cpu_vec_isa  # noqa: F401
 
-            cpu_vec_isa.pick_vec_isa()
+            with mock.patch.object(cpu_vec_isa.VecISA, "_avx_code", _EMPTY_KERNEL, create=True):
+                cpu_vec_isa.pick_vec_isa()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

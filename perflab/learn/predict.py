@@ -33,12 +33,10 @@ class Prediction:
         self.question, self.low, self.high, self.unit = question, low, high, unit
         self.log = low > 0 and high / low >= 20
         if self.log:
-            low10, high10 = math.log10(low), math.log10(high)
-            start = 10 ** ((low10 + high10) / 2)
-            self.slider = widgets.FloatLogSlider(start, min=low10, max=high10, step=(high10 - low10) / 200)
+            kind, first, last, start = widgets.FloatLogSlider, math.log10(low), math.log10(high), math.sqrt(low * high)
         else:
-            self.slider = widgets.FloatSlider((low + high) / 2, min=low, max=high, step=(high - low) / 200)
-        self.slider.readout_format = ".3g"
+            kind, first, last, start = widgets.FloatSlider, low, high, (low + high) / 2
+        self.slider = kind(start, min=first, max=last, step=(last - first) / 200, readout_format=".3g")
         self.slider.layout.width = "420px"
         self.lock = widgets.Button(description="Lock my guess", icon="lock")
         self.lock.add_class("perflab-lock")
@@ -47,9 +45,8 @@ class Prediction:
         self.box = widgets.VBox([widgets.HTML(f"<b>{question}</b>"), row])
         self.box.add_class("perflab-predict")
         self.guess: float | None = None
-        for earlier in record.entries("predictions", question):
+        if earlier := next(record.entries("predictions", question), None):
             self._set(earlier["guess"])
-            break
 
     def _lock(self):
         if self.guess is None:

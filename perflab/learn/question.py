@@ -1,20 +1,21 @@
 """Exercises: a question that can be checked, hinted at and solved. It never raises at the learner."""
 
-import html
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 
 from perflab.bench.estimate import HOLDS, NOT, Estimate
+from perflab.show.table import Answer
 
 CORRECT, INCORRECT, NOT_YET, CANNOT = "Correct", "Not right", "Not yet", "CANNOT TELL"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Answer):
     """What a check says: one of the four words, and a sentence."""
 
     state: str
@@ -23,10 +24,9 @@ class Outcome:
     def __repr__(self):
         return f"{self.state}: {self.sentence}" if self.sentence else f"{self.state}."
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
+    def html(self) -> str:
         colour = {CORRECT: "#00795a", INCORRECT: "#b34700"}.get(self.state, "#5a5a5a")
-        shown = f'<p><b style="color:{colour}">{self.state}</b> {html.escape(self.sentence)}</p>'
-        return {"text/plain": repr(self), "text/html": shown}
+        return f'<p><b style="color:{colour}">{self.state}</b> {escape(self.sentence)}</p>'
 
 
 def as_number(answer) -> float:
@@ -108,7 +108,7 @@ class Problem:
     solution: str
 
 
-class Question:
+class Question(Answer):
     """One exercise as a notebook shows it."""
 
     def __init__(self, id: str, problem: Problem):
@@ -139,6 +139,5 @@ class Question:
     def __repr__(self):
         return f"Question {self.id}: {self.problem.task}"
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        shown = f"<p><b>Question {self.id}</b> {html.escape(self.problem.task)}</p>"
-        return {"text/plain": repr(self), "text/html": shown}
+    def html(self) -> str:
+        return f"<p><b>Question {self.id}</b> {escape(self.problem.task)}</p>"

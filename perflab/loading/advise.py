@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from perflab.bench import machine
 from perflab.bench.result import Result
@@ -21,10 +21,10 @@ from perflab.errors import PerflabError
 from perflab.show.table import Alarm, Answer
 
 from .guards import guards
-from .inflight import fitting
-from .rebuild import batches_drawn, rebuilt
+from .inflight import _in_a_copy, fitting
+from .rebuild import rebuilt
 
-ENDLESS_S = 20
+PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,8 +36,8 @@ class Advice(Answer):
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        guards = self.guards.counts.items()
-        return tuple(Alarm(row["alarm"], "", "", about=guard) for guard, row in guards if "alarm" in row)
+        rows = self.guards.counts.items()
+        return tuple(Alarm(row["alarm"], "", "", about=guard) for guard, row in rows if "alarm" in row)
 
     def rows(self) -> list[dict]:
         return self.result.summary() if self.result else []
@@ -87,17 +87,15 @@ def advise(loader: DataLoader, workers: Sequence[int] | None = None, *, study: s
     checked = observe(f"{study}.guards", lambda: _states(loader), variable="guard")
     if Advice(checked, None).alarms:
         return Advice(checked, None)
-    with _as_it_was(loader):
-        batches, count = _batches(loader, 2 * max(workers))
+    batches, count = _batches(loader, 2 * max(workers))
 
-        def prepared(n: int) -> DataLoader:
-            changes = {"num_workers": n, "persistent_workers": n > 0}
-            if batches is not None:
-                changes["batch_sampler"] = batches
-            if not n:
-                changes["dataset"] = copy.copy(loader.dataset)  # workers must not inherit what it opens
-            return fitting(rebuilt(loader, **changes))
+    def prepared(n: int) -> DataLoader:
+        changes = {"num_workers": n, "persistent_workers": n > 0, "generator": None, **batches}
+        if not n:
+            changes["dataset"] = copy.copy(loader.dataset)  # workers must not inherit what it opens
+        return fitting(rebuilt(loader, **changes))
 
+    with _as_it_was():
         result = vary("num_workers", workers, _epoch, prepare=prepared, study=study, per="batch", work=count)
     return Advice(checked, result)
 
@@ -119,14 +117,34 @@ def _states(loader: DataLoader) -> dict[str, dict[str, str]]:
     return rows
 
 
+def _batches(loader: DataLoader, least: int) -> tuple[dict, int]:
+    """The sampler that every row draws from, by its name, none for an iterable dataset; and how many batches it has."""
+    answer = _in_a_copy(lambda: _drawn(loader, least), PATIENCE_S)
+    if isinstance(answer, str):
+        raise PerflabError(f"The batches of this loader cannot be counted ({answer}): give a shorter epoch.")
+    if not answer[1]:
+        raise PerflabError("The loader gives no batch: is its dataset empty?")
+    return answer
+
+
+def _drawn(loader: DataLoader, least: int) -> tuple[dict, int]:
+    began = time.perf_counter()
+    alone = {"num_workers": 0, "pin_memory": False}
+    if isinstance(loader.dataset, IterableDataset):
+        return {}, sum(1 for _ in rebuilt(loader, **alone))
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    indices = iter(getattr(loader, name))
+    batches = list(itertools.islice(indices, 1))
+    _epoch(rebuilt(loader, **alone, **{name: batches}))
+    most = max(least, round(1 / (time.perf_counter() - began)))
+    batches += itertools.islice(indices, most - 1)
+    return {name: batches}, len(batches)
+
+
 @contextlib.contextmanager
-def _as_it_was(loader: DataLoader):
-    """Torch is silent about many workers; afterwards random streams and samplers' attributes are those of before."""
+def _as_it_was():
+    """Torch is silent about many workers, and afterwards the random streams are those of before."""
     streams = random.getstate(), np.random.get_state()
-    samplers = [loader.batch_sampler, loader.sampler, getattr(loader.batch_sampler, "sampler", None)]
-    attributes = [(sampler, dict(vars(sampler))) for sampler in samplers if hasattr(sampler, "__dict__")]
-    generators = {getattr(owner, "generator", None) for owner in (loader, *samplers)} - {None}
-    states = [(generator, generator.get_state()) for generator in generators]
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -134,31 +152,6 @@ def _as_it_was(loader: DataLoader):
     finally:
         random.setstate(streams[0])
         np.random.set_state(streams[1])
-        for sampler, before in attributes:
-            vars(sampler).update(before)
-        for generator, state in states:
-            generator.set_state(state)
-
-
-def _batches(loader: DataLoader, least: int) -> tuple[list | None, int]:
-    """The lists of indices that every row loads, or None for an iterable dataset; and how many batches these are."""
-    once = rebuilt(loader, num_workers=0, dataset=copy.copy(loader.dataset))
-    began = time.perf_counter()
-    if (sampler := batches_drawn(loader)) is None:
-        count = 0
-        for _ in once:
-            count += 1
-            if time.perf_counter() - began > ENDLESS_S:
-                raise PerflabError(f"An epoch of this loader did not end within {ENDLESS_S} s: give a shorter one.")
-        if not count:
-            raise PerflabError("The loader gives no batch: is its dataset empty?")
-        return None, count
-    drawn = iter(sampler)
-    first = next(drawn)
-    _epoch(rebuilt(once, batch_sampler=[first]))
-    most = max(least, round(1 / (time.perf_counter() - began)))
-    batches = [first, *itertools.islice(drawn, most - 1)]
-    return batches, len(batches)
 
 
 def _epoch(loader: DataLoader):

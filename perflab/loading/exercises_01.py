@@ -28,10 +28,6 @@ _cores = numeric(
 )
 
 
-def _paths():
-    return images("1080p").paths[:COUNT]
-
-
 def _plain(paths) -> DataLoader:
     return DataLoader(Photos(paths=paths), batch_size=4)
 
@@ -50,10 +46,11 @@ def _pixels(batches) -> list[torch.Tensor]:
 def _fed(answer) -> Outcome:
     if wrong := takes(answer, ["paths"]):
         return wrong
-    loader = answer(_paths())
+    paths = images("1080p").paths[:COUNT]
+    loader = answer(paths)
     if isinstance(loader, list | tuple):
         return Outcome(INCORRECT, "a list holds what was loaded once; a loader loads anew in each epoch.")
-    expected, rows = _pixels(_plain(_paths())), _pixels(loader)
+    expected, rows = _pixels(_plain(paths)), _pixels(loader)
     if len(rows) != COUNT:
         return Outcome(INCORRECT, f"{COUNT} images went in and {len(rows)} came out.")
     shapes = {(tuple(x.shape), str(x.dtype)) for x in rows}
@@ -70,7 +67,7 @@ def _fed(answer) -> Outcome:
         "loader",
         {"plain": _plain, "yours": answer},
         _epoch,
-        prepare=lambda make: make(_paths()),
+        prepare=lambda make: make(paths),
         study="01.exercise",
         per="image",
         work=COUNT,

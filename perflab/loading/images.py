@@ -153,13 +153,12 @@ class Photos(torch.utils.data.Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path = self.paths[index]
         try:
             return self.resize(self.decode(self.read(index))), index % 10
         except Exception as fault:  # decoders raise many types on broken files
-            if isinstance(fault, IndexError):
-                raise
             advice = "restore it, or restart the notebook to choose the images anew"
-            raise PerflabError(f"{self.paths[index]} cannot be read any more ({_reason(fault)}); {advice}") from fault
+            raise PerflabError(f"{path} cannot be read any more ({_reason(fault)}); {advice}") from fault
 
     def read(self, index: int) -> bytes:
         return Path(self.paths[index]).read_bytes()

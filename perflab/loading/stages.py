@@ -20,7 +20,7 @@ from perflab.bench import cleanup, interrupt
 from perflab.bench.timing import Samples, samples, synchronize
 from perflab.errors import PerflabError
 
-from .rebuild import batches_drawn, rebuilt
+from .rebuild import rebuilt
 
 
 class Event(NamedTuple):
@@ -160,8 +160,8 @@ def _traced(loader: DataLoader, stages: Sequence[str], to: Callable | None) -> l
         "collate_fn": partial(_collated, there, loader.collate_fn),
         "persistent_workers": False,
     }
-    if (sampler := batches_drawn(loader)) is not None:
-        changes["batch_sampler"] = _drawn(sampler, here)
+    if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
+        changes["batch_sampler"] = _drawn(loader.batch_sampler, here)
     batches = iter(rebuilt(loader, **changes))
     events: list[Event] = []
     try:

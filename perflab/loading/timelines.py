@@ -8,7 +8,6 @@ from perflab.show import lanes, style
 from perflab.show.explorer import Explorer
 from perflab.show.lanes import Span
 
-LONG_EVERY = 5
 PAGEABLE, PINNED, SIDE = "pageable", "pinned", "pinned, side stream"
 
 
@@ -18,8 +17,8 @@ PAGEABLE, PINNED, SIDE = "pageable", "pinned", "pinned, side stream"
 def load_times(mean_s: float, burst: float, batches: int) -> list[float]:
     """Seconds that each batch takes a worker: every fifth takes `burst` times the mean, the others less, so
     that the mean stays. `burst` is 1 (all alike) to 5 (the others take no time)."""
-    short = (LONG_EVERY - burst) / (LONG_EVERY - 1)
-    return [mean_s * (burst if k % LONG_EVERY == LONG_EVERY - 1 else short) for k in range(batches)]
+    short = (5 - burst) / 4
+    return [mean_s * (burst if k % 5 == 4 else short) for k in range(batches)]
 
 
 def queue(loads: list[float], step_s: float, workers: int, prefetch: int = 2, in_order: bool = True) -> list[Span]:
@@ -34,32 +33,31 @@ def queue(loads: list[float], step_s: float, workers: int, prefetch: int = 2, in
     now = 0.0
     if not workers:
         for load_s in loads:
-            spans += [
-                Span("loop", "wait", now, now + load_s),
-                Span("loop", "step", now + load_s, now + load_s + step_s),
-            ]
-            now += load_s + step_s
+            loaded, stepped = now + load_s, now + load_s + step_s
+            spans += [Span("loop", "wait", now, loaded), Span("loop", "step", loaded, stepped)]
+            now = stepped
         return spans
-    free, held = [0.0] * workers, [0] * workers
-    out: dict[int, tuple[float, int]] = {}  # batch -> when it is ready, and whose it is
-    turn, coming = itertools.cycle(range(workers)), iter(range(len(loads)))
+    free_at, outstanding = [0.0] * workers, [0] * workers
+    asked: dict[int, tuple[float, int]] = {}  # batch -> when it is ready, and whose it is
+    turn, batches = itertools.cycle(range(workers)), iter(range(len(loads)))
 
     def ask():
-        k = next(coming, None)
-        if k is not None:
-            w = next(w for w in turn if in_order or held[w] < prefetch)
-            start = max(free[w], now)
-            free[w] = start + loads[k]
-            held[w] += 1
-            out[k] = free[w], w
-            spans.append(Span(f"worker {w + 1}", "load", start, free[w]))
+        batch = next(batches, None)
+        if batch is None:
+            return
+        worker = next(w for w in turn if in_order or outstanding[w] < prefetch)
+        start = max(free_at[worker], now)
+        free_at[worker] = start + loads[batch]
+        outstanding[worker] += 1
+        asked[batch] = free_at[worker], worker
+        spans.append(Span(f"worker {worker + 1}", "load", start, free_at[worker]))
 
     for _ in range(workers * prefetch):
         ask()
-    while out:
-        k = min(out) if in_order else min(out, key=lambda batch: (max(out[batch][0], now), batch))
-        ready, w = out.pop(k)
-        held[w] -= 1
+    while asked:
+        batch = min(asked) if in_order else min(asked, key=lambda k: (max(asked[k][0], now), k))
+        ready, worker = asked.pop(batch)
+        outstanding[worker] -= 1
         if ready > now:
             spans.append(Span("loop", "wait", now, ready))
             now = ready
@@ -71,10 +69,9 @@ def queue(loads: list[float], step_s: float, workers: int, prefetch: int = 2, in
 
 def waiting(spans: list[Span]) -> float:
     """The share of the loop's time that is spent waiting, the first batch left out."""
-    loop = [s for s in spans if s.lane == "loop"]
-    steady = loop[1:] if loop and loop[0].kind == "wait" else loop
-    total = sum(s.end - s.start for s in steady)
-    return sum(s.end - s.start for s in steady if s.kind == "wait") / total if total else 0.0
+    loop = [span for span in spans if span.lane == "loop"]
+    steady = loop[1:] if loop[0].kind == "wait" else loop
+    return sum(span.end - span.start for span in steady if span.kind == "wait") / (steady[-1].end - steady[0].start)
 
 
 def _of_loader(ax, spans: list[Span], workers: int, most: int, label: str, until_s: float = 0):
@@ -149,8 +146,9 @@ def copies(way: str, copy_s: float, compute_s: float, steps: int = 6) -> list[Sp
         copied = start + copy_s
         began = max(copied, computed)
         computed = began + compute_s
-        spans += [Span("host", "host", start, copied, k)] if way == PAGEABLE else []
         spans += [Span("copy", "copy", start, copied, k), Span("compute", "compute", began, computed, k)]
+        if way == PAGEABLE:
+            spans.append(Span("host", "host", start, copied, k))
     return spans
 
 

@@ -27,29 +27,30 @@ from .precision import matmul_precision
 COPY = "copy"
 KINDS = (COPY, *FORMATS)
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CAPABILITIES = {"fp32": (0, 0), "tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "fp8": (8, 9)}  # the least that has it
 GIB = 2**30
-ROOMY = 12 * GIB  # below that the products and the copy are smaller
 
 # -- what is measured
+
+
+def _roomy() -> bool:
+    """Has the GPU 12 GiB or more? On a smaller one the products and the copy are smaller."""
+    return (machine.facts()["gpu_bytes"] or math.inf) >= 12 * GIB
 
 
 def side(kind: str) -> int:
     """Rows of the square matrices whose product gives a roof: 8192 on a GPU with room, less elsewhere."""
     if machine.cuda_devices():
-        return 8192 if _gpu_bytes() >= ROOMY else 4096
+        return 8192 if _roomy() else 4096
     return 1024 if kind == "fp32" or bf16_in_hardware() else 128
 
 
 def copy_bytes() -> int:
     """Bytes that the copy reads, and writes: several times the last cache, within what the machine has."""
     if machine.cuda_devices():
-        return GIB if _gpu_bytes() >= ROOMY else GIB // 4
+        return GIB if _roomy() else GIB // 4
     wanted = min(GIB, max(GIB // 8, 4 * int(cpu_cache_bytes() or 0)))
     return max(2**20, min(wanted, machine.ram_bytes() // 8) // 4096 * 4096)
-
-
-def _gpu_bytes() -> float:
-    return next((board["bytes"] for board in machine.gpus() if board["bytes"]), math.inf)
 
 
 def work(kind: str) -> float:
@@ -118,28 +119,21 @@ def multiplying(dtype: str, n: int) -> Callable[[], object]:
         return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     a, b = a.to(DTYPES[dtype]), b.to(DTYPES[dtype])
     out = torch.empty_like(a)
-    if a.dtype is not torch.float32:
-        return lambda: torch.mm(a, b, out=out)
 
     def product():
-        with matmul_precision("high" if dtype == "tf32" else "highest"):
-            torch.mm(a, b, out=out)
+        torch.mm(a, b, out=out)
 
-    return product
+    precision = {"fp32": "highest", "tf32": "high"}
+    return matmul_precision(precision[dtype])(product) if dtype in precision else product
 
 
 def missing(dtype: str) -> str | None:
     """Why this machine has no roof for `dtype`, or None if it has."""
-    if dtype not in FORMATS:
-        return f"{dtype} is no format here: use one of {', '.join(FORMATS)}"
     if not machine.cuda_devices():
         return None if dtype in ("fp32", "bf16") else f"{dtype} is left out on a processor"
-    capability = torch.cuda.get_device_capability()
-    least = {"tf32": (8, 0), "bf16": (8, 0), "fp16": (7, 0), "fp8": (8, 9)}.get(dtype, (0, 0))
-    if capability < least:
-        return f"no {dtype} in the tensor cores of compute capability {capability[0]}.{capability[1]}"
-    if dtype == "fp8" and not (hasattr(torch, "_scaled_mm") and hasattr(torch, "float8_e4m3fn")):
-        return "this torch has no product of fp8 matrices"
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) < CAPABILITIES[dtype]:
+        return f"no {dtype} in the tensor cores of compute capability {major}.{minor}"
     return None
 
 
@@ -207,9 +201,8 @@ class Beside(Answer):
 
     def _printed(self, kind: str) -> float:
         card = self.sheet.gpu
-        if card is None:
-            return math.nan
-        return card.bytes_per_s if kind == COPY else card.peaks.get(kind, math.nan)
+        printed = {COPY: card.bytes_per_s, **card.peaks} if card else {}
+        return printed.get(kind, math.nan)
 
     def __repr__(self):
         return f"Roofs, measured and printed: {', '.join(self.result.values)}"

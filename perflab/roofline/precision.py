@@ -35,6 +35,11 @@ class Ran(NamedTuple):
     reads: str
     writes: str
 
+    @property
+    def is_cast(self) -> bool:
+        """Does it change one floating dtype into another?"""
+        return self.operator == "_to_copy" and bool(self.reads and self.writes) and self.reads != self.writes
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -101,7 +106,7 @@ def audit(call: Callable, *inputs, dtype: torch.dtype = torch.bfloat16, device: 
     if any(p.dtype in LOW for p in parameters):
         raise PerflabError("The model's parameters are 16-bit already: give autocast a float32 model, without .to().")
     device = str(device or next((t.device.type for t in [*work.tensors(inputs), *parameters]), "cpu")).split(":")[0]
-    if why := None if device == "cpu" else machine.missing("cuda") if device == "cuda" else "it knows cpu and cuda":
+    if why := {"cpu": None, "cuda": machine.missing("cuda")}.get(device, "it knows cpu and cuda"):
         raise PerflabError(f"audit cannot look at autocast on {device}: {why}.")
     if torch.is_autocast_enabled(device):
         raise PerflabError("audit turns autocast on by itself: call it outside of torch.autocast.")
@@ -142,17 +147,13 @@ class Dtypes(TorchDispatchMode):
         key = Ran(func._overloadpacket.__name__, _floats(inputs), _floats(outputs))
         if (work.made_by(inputs, outputs) or func._schema.is_mutable) and "empty" not in key.operator:
             self.calls[key] += 1
-            if _is_cast(key) and inputs[0].is_leaf and inputs[0].requires_grad:  # autocast's own rule for its cache
+            if key.is_cast and inputs[0].is_leaf and inputs[0].requires_grad:  # autocast's own rule for its cache
                 self.copies |= dict.fromkeys(work.views_of(inputs), outputs[0].nbytes)
         return out
 
     @property
     def casts(self) -> int:
-        return sum(n for key, n in self.calls.items() if _is_cast(key))
-
-
-def _is_cast(key: Ran) -> bool:
-    return key.operator == "_to_copy" and "" != key.reads != key.writes != ""
+        return sum(n for key, n in self.calls.items() if key.is_cast)
 
 
 def _watched(call, inputs, parameters, region) -> Dtypes:

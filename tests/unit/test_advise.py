@@ -179,12 +179,14 @@ def test_what_is_opened_lazily_and_what_is_drawn_stay_as_they_were(tmp_path):
         for i in range(32):
             archive.writestr(f"{i}.bin", bytes([i]) * 64)
     sampler = Counting(32)
-    loader = DataLoader(LazyZip(tmp_path / "x.zip"), 4, sampler=sampler)
-    streams = torch.get_rng_state(), random.getstate()
+    generator = torch.Generator()
+    loader = DataLoader(LazyZip(tmp_path / "x.zip"), 4, sampler=sampler, generator=generator)
+    streams, drawn = (torch.get_rng_state(), random.getstate()), generator.get_state()
     advice = advise(loader, [0, 2], study="t.own")
     assert not advice.alarms and advice.result.measured == ["0", "2"]
     assert loader.dataset.archive is None and sampler.epoch == 0
     assert torch.equal(torch.get_rng_state(), streams[0]) and random.getstate() == streams[1]
+    assert torch.equal(generator.get_state(), drawn)
 
 
 @pytest.mark.parametrize("workers", [[], 2, ["a"], [-1], [1.5], "12", [True]])
@@ -218,8 +220,8 @@ def test_an_endless_stream_is_one_sentence(monkeypatch):
             first, step = (info.id, info.num_workers) if info else (0, 1)
             return (torch.tensor(k) for k in itertools.count(first, step))
 
-    monkeypatch.setattr("perflab.loading.advise.ENDLESS_S", 0.2)
-    with pytest.raises(PerflabError, match=r"did not end within 0\.2 s"):
+    monkeypatch.setattr("perflab.loading.advise.PATIENCE_S", 0.2)
+    with pytest.raises(PerflabError, match=r"no answer within 0\.2 s.: give a shorter epoch"):
         advise(DataLoader(Endless(), 4, num_workers=2, multiprocessing_context="fork"), [0, 2])
 
 

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
-from perflab import PerflabError, question, vary
+from perflab import PerflabError, question
 from perflab.bench import machine
 from perflab.course.form import read
 from perflab.loading import inflight
@@ -43,21 +43,6 @@ def quiet():
         yield
 
 
-class Counted(Dataset):
-    """Counts its own items, in memory that all workers share."""
-
-    def __init__(self, items=999):
-        self.items, self.made = items, multiprocessing.Value("l", 0)
-
-    def __len__(self):
-        return self.items
-
-    def __getitem__(self, i):
-        with self.made.get_lock():
-            self.made.value += 1
-        return i
-
-
 class Stored(Dataset):
     def __init__(self, item, items=10_000):
         self.item, self.items = item, items
@@ -67,6 +52,19 @@ class Stored(Dataset):
 
     def __getitem__(self, i):
         return self.item
+
+
+class Counted(Stored):
+    """Counts its own items, in memory that all workers share."""
+
+    def __init__(self):
+        super().__init__(0, 999)
+        self.made = multiprocessing.Value("l", 0)
+
+    def __getitem__(self, i):
+        with self.made.get_lock():
+            self.made.value += 1
+        return i
 
 
 PACES = {"bursty": (0.001, 0.001, 0.001, 0.001, 0.011), "slow": (0.006,) * 5}
@@ -104,29 +102,30 @@ class Box:
 
 @pytest.mark.parametrize(("workers", "ahead"), [(2, 2), (2, 4), (4, 8)])
 def test_batches_in_flight_are_workers_times_prefetch_factor(workers, ahead):
-    data = Counted()
-    loader = DataLoader(data, 3, num_workers=workers, prefetch_factor=ahead, **FORK)
-    seen = inflight.in_flight(loader)
-    assert seen == {"asked": workers * ahead, "made": workers * ahead, "after_one": workers * ahead + 1}
-    assert data.made.value == 3 * (workers * ahead + 1)
+    loader = DataLoader(data := Counted(), 3, num_workers=workers, prefetch_factor=ahead, **FORK)
+    counts = {"asked": workers * ahead, "made": workers * ahead, "after_one": workers * ahead + 1}
+    assert inflight.in_flight(loader) == counts and data.made.value == 3 * (workers * ahead + 1)
+
+
+TWO = {"num_workers": 2, **FORK}
 
 
 @pytest.mark.parametrize(
-    ("loader", "seen"),
+    ("loader", "counts"),
     [
         (DataLoader(range(99), 4), (0, 0, 1)),
-        (DataLoader(range(9), 4, num_workers=2, **FORK), (3, 3, 3)),
-        (DataLoader(range(9), 4, num_workers=2, drop_last=True, **FORK), (2, 2, 2)),
-        (DataLoader(range(99), None, num_workers=2, **FORK), (4, 4, 5)),
+        (DataLoader(range(9), 4, **TWO), (3, 3, 3)),
+        (DataLoader(range(9), 4, drop_last=True, **TWO), (2, 2, 2)),
+        (DataLoader(range(99), None, **TWO), (4, 4, 5)),
         (DataLoader(range(99), 4, shuffle=True, num_workers=1, prefetch_factor=3, persistent_workers=True), (3, 3, 4)),
-        (DataLoader(range(99), batch_sampler=[[0, 1], [2], [5, 6, 7]], num_workers=2, **FORK), (3, 3, 3)),
-        (DataLoader([], 4, num_workers=2, **FORK), (0, 0, 0)),
-        (DataLoader(range(1), 4, num_workers=2, **FORK), (1, 1, 1)),
-        (DataLoader(Endless(), 4, sampler=range(99), num_workers=2, **FORK), (4, 4, 5)),
+        (DataLoader(range(99), batch_sampler=[[0, 1], [2], [5, 6, 7]], **TWO), (3, 3, 3)),
+        (DataLoader([], 4, **TWO), (0, 0, 0)),
+        (DataLoader(range(1), 4, **TWO), (1, 1, 1)),
+        (DataLoader(Endless(), 4, sampler=range(99), **TWO), (4, 4, 5)),
     ],
 )
-def test_in_flight_of_any_map_style_loader(loader, seen):
-    assert tuple(inflight.in_flight(loader).values()) == seen
+def test_in_flight_of_any_map_style_loader(loader, counts):
+    assert tuple(inflight.in_flight(loader).values()) == counts
 
 
 def test_in_flight_leaves_the_loader_and_no_process_behind():
@@ -278,15 +277,6 @@ def test_what_does_not_fit_is_one_sentence_with_its_figures(shm, ram, word, monk
         inflight.fitting(loader)
     assert word in str(said.value) or not SHM
     assert len(str(said.value)) < 200 and multiprocessing.active_children() == []
-
-
-def test_a_value_that_does_not_fit_is_a_row_and_the_sweep_goes_on():
-    def prepare(ahead):
-        return inflight.fitting(DataLoader(Stored(torch.zeros(1024)), 64, num_workers=1, prefetch_factor=ahead, **FORK))
-
-    r = vary("ahead", [2, 10**9], lambda loader: next(iter(loader)), prepare=prepare, study="t.fit", budget_s=0.1)
-    assert "batches of 256 KiB take" in r.reasons[label := "1000000000"] and label not in r.measured
-    assert r["time_s"].of(2).n
 
 
 SMALL_SHM = """

@@ -161,7 +161,8 @@ def test_the_formulas_are_what_a_count_of_the_call_gives(name, dtype, each_devic
     assert seen.unknown == ()
     assert (seen.flops, seen.bytes_read) == (said.flops, said.bytes_read)
     item = operators.ITEM_BYTES[dtype]
-    kept = {"layer_norm": 2 * 96 * item, "sum": item}.get(name, 0)  # a mean and a root a row
+    statistic = 4 if each_device == "cuda" else item  # a mean and a root a row, in float32 on CUDA
+    kept = {"layer_norm": 2 * 96 * statistic, "sum": item}.get(name, 0)
     assert seen.bytes_written == said.bytes_written + kept
 
 
@@ -290,12 +291,6 @@ def test_an_unknown_card_and_none_are_one_sentence_and_no_error(boards, sentence
     bare = peaks.Beside(roof_result(copy=1.0), gpus.sheet(boards))
     assert sentence in bare.html() and math.isnan(bare.share("copy"))
     assert repr(bare) == "Roofs, measured and printed: copy, fp32, tf32, bf16, fp16, fp8"
-
-
-def test_a_product_leaves_the_precision_as_it_was():
-    before = torch.get_float32_matmul_precision()
-    peaks.multiplying("fp32", 64)()
-    assert torch.get_float32_matmul_precision() == before
 
 
 @ON_CPU
