@@ -15,13 +15,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from perflab.bench import machine
+from perflab.bench.fork import value_of_fork
 from perflab.bench.result import Result
 from perflab.bench.study import observe, vary
 from perflab.errors import PerflabError
 from perflab.show.table import Alarm, Answer
 
 from .guards import guards
-from .inflight import _in_a_copy, fitting
+from .inflight import fitting
 from .rebuild import rebuilt
 
 PATIENCE_S = 20.0
@@ -119,12 +120,14 @@ def _states(loader: DataLoader) -> dict[str, dict[str, str]]:
 
 def _batches(loader: DataLoader, least: int) -> tuple[dict, int]:
     """The sampler that every row draws from, by its name, none for an iterable dataset; and how many batches it has."""
-    answer = _in_a_copy(lambda: _drawn(loader, least), PATIENCE_S)
-    if isinstance(answer, str):
-        raise PerflabError(f"The batches of this loader cannot be counted ({answer}): give a shorter epoch.")
-    if not answer[1]:
+    try:
+        samplers, batches = value_of_fork(lambda: _drawn(loader, least), PATIENCE_S)
+    except PerflabError as reason:
+        why = f"The batches of this loader cannot be counted ({reason})"
+        raise PerflabError(f"{why}: give a shorter epoch.") from None
+    if not batches:
         raise PerflabError("The loader gives no batch: is its dataset empty?")
-    return answer
+    return samplers, batches
 
 
 def _drawn(loader: DataLoader, least: int) -> tuple[dict, int]:

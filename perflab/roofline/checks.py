@@ -6,7 +6,7 @@ format, take half the time only where bytes are what takes it.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perflab.bench.result import Result
@@ -22,8 +22,8 @@ from .roofline import ARITHMETIC, BANDWIDTH, OVERHEAD, Placed, Reached, place
 class RegimeCheck:
     """One operator at one size: where the model puts it, and what changing it did, as ratios of times.
 
-    time_s, twice and half are nan where they were not measured. `half_by_regime` is what half the bytes
-    would do in each regime.
+    time_s, twice and half are nan where they were not measured. `bytes_agree`: is what half the bytes did
+    nearest, as a ratio, to what this regime says?
     """
 
     label: str
@@ -32,7 +32,7 @@ class RegimeCheck:
     time_s: float
     twice: float
     half: float
-    half_by_regime: Mapping[str, float]
+    bytes_agree: bool
 
     @property
     def known(self) -> bool:
@@ -43,12 +43,6 @@ class RegimeCheck:
         """Did twice the rows change the time as the regime says? Nearer to the same, as a ratio, is the same."""
         flat = self.twice < math.sqrt(2)
         return flat == (self.placed.regime == OVERHEAD)
-
-    @property
-    def bytes_agree(self) -> bool:
-        """Is what half the bytes did nearest, as a ratio, to what this regime says?"""
-        off = {regime: abs(math.log(self.half / x)) for regime, x in self.half_by_regime.items()}
-        return off[self.placed.regime] <= min(off.values()) + 1e-9
 
     @property
     def beats_the_copy(self) -> bool:
@@ -70,8 +64,8 @@ def checks(result: Result, roofs: Roofs) -> list[RegimeCheck]:
             call = calls[name]
             placed = place(call.work, roofs, call.roof, overhead_s)
             twice, half = (time.ratio(label(operator, size, change), name).mid for change in (TWICE, HALF))
-            expected = _half_by_regime(operator, roofs)
-            rows.append(RegimeCheck(name, call, placed, time.of(name).mid, twice, half, expected))
+            agrees = _half_agrees(half, placed.regime, call, roofs)
+            rows.append(RegimeCheck(name, call, placed, time.of(name).mid, twice, half, agrees))
     return rows
 
 
@@ -80,12 +74,13 @@ def calls_of(result: Result) -> dict[str, OperatorCall]:
     return grid(on="cuda" if result.machine.get("cuda") else "cpu")
 
 
-def _half_by_regime(operator: str, roofs: Roofs) -> dict[str, float]:
-    """What bf16 in place of fp32 does to the time in each regime: only products have another arithmetic roof."""
-    by_regime = {OVERHEAD: 1.0, BANDWIDTH: 0.5, ARITHMETIC: 1.0}
-    if operator == "matmul" and "bf16" in roofs.peaks:
-        by_regime[ARITHMETIC] = roofs.peaks["fp32"] / roofs.peaks["bf16"]
-    return by_regime
+def _half_agrees(half: float, regime: str, call: OperatorCall, roofs: Roofs) -> bool:
+    """Is what bf16 in place of fp32 did to the time nearest, as a ratio, to what this regime says?"""
+    tensor_cores = call.columns and "bf16" in roofs.peaks  # only products have another arithmetic roof
+    by_format = roofs.peaks["fp32"] / roofs.peaks["bf16"] if tensor_cores else 1.0
+    expected = {OVERHEAD: 1.0, BANDWIDTH: 0.5, ARITHMETIC: by_format}
+    off = {name: abs(math.log(half / ratio)) for name, ratio in expected.items()}
+    return off[regime] <= min(off.values()) + 1e-9
 
 
 def raised(roofs: Roofs, result: Result) -> Roofs:

@@ -16,10 +16,7 @@ from .trace import Trace, read_trace
 FILES = {"A": "pageable_copies", "B": "host_work", "C": "peak_in_backward"}
 PLANTED = {"A": faults.PAGEABLE, "B": faults.HOST, "C": faults.MEMORY}
 CAUSES = {faults.TINY: gaps.HOST, faults.SYNC: gaps.SYNC, faults.DATA: gaps.DATA, faults.HOST: gaps.HOST}
-NAMES = (
-    *(faults.TINY, faults.SYNC, faults.DATA, faults.PAGEABLE),
-    *(faults.HOST, faults.ONE_BLOCK, faults.MEMORY),
-)
+NAMES = (faults.TINY, faults.SYNC, faults.DATA, faults.PAGEABLE, faults.HOST, faults.ONE_BLOCK, faults.MEMORY)
 
 
 @functools.cache

@@ -76,7 +76,9 @@ class HostWait(NamedTuple):
 class Call(NamedTuple):
     """A call of the CUDA runtime and what it is about: waiting, copying, allocating, or nothing of these ("")."""
 
-    span: np.record  # with its start, end and thread
+    start: int
+    end: int
+    thread: int
     name: str
     kind: str
     copy: str  # the name of the copy that it started, or ""
@@ -120,8 +122,9 @@ def _near(waits: list[HostWait], idle_from: np.ndarray, idle_to: np.ndarray) -> 
     """For each gap the waits that reach into it, or end just before it, in order."""
     starts = np.array([wait.start for wait in waits], np.int64)
     ends = np.maximum.accumulate(np.array([wait.end for wait in waits], np.int64)) + SKEW
-    bounds = zip(idle_from, np.searchsorted(ends, idle_from), np.searchsorted(starts, idle_to), strict=True)
-    return [[wait for wait in waits[low:high] if wait.end + SKEW >= start] for start, low, high in bounds]
+    bounds = (idle_from, np.searchsorted(ends, idle_from), np.searchsorted(starts, idle_to))
+    rows = zip(*(bound.tolist() for bound in bounds), strict=True)
+    return [[wait for wait in waits[low:high] if wait.end + SKEW >= start] for start, low, high in rows]
 
 
 def _cut(start: int, end: int, waits: list[HostWait]) -> Iterator[tuple[int, int, HostWait | None]]:
@@ -154,13 +157,12 @@ def host_waits(trace) -> list[HostWait]:
     threads = {trace.places.main, *trace.launched_by.thread.tolist()}
     notes = recording.notes[recording.matching(_DATA, recording.notes)].tolist()
     waits = {HostWait(start, end, DATA, thread) for start, end, _, thread, _ in notes if thread in threads}
-    calls, none = _calls(trace), Call(None, "", "", "", -1)
+    calls, none = _calls(trace), Call(0, 0, -1, "", "", "", -1)
     for before, call, after in zip([none, *calls], calls, [*calls[1:], none], strict=False):
         reason = cause(call, before, after)
-        if reason and call.span.thread in threads:
-            in_operator = call.operator >= 0 and reason != ALLOCATE
-            span = operators[call.operator] if in_operator else call.span
-            waits.add(HostWait(int(span.start), int(span.end), reason, int(span.thread)))
+        if reason and call.thread in threads:
+            span = operators[call.operator] if call.operator >= 0 and reason != ALLOCATE else call
+            waits.add(HostWait(int(span.start), int(span.end), reason, call.thread))
     return sorted(waits, key=lambda wait: (wait.start, -wait.end, wait.cause))
 
 
@@ -190,10 +192,12 @@ def _calls(trace) -> list[Call]:
     is_aten = np.array([name.startswith("aten::") for name in nest.names])
     inner = nest.at(calls.thread, calls.start)
     operators = nest.outermost(np.where(is_aten[inner], inner, -1), is_aten)
-    copies = trace.events.kind == KINDS.index("gpu_memcpy")
-    names = recording.names
-    copied = dict(zip(trace.call[copies].tolist(), trace.events.name[copies].tolist(), strict=True))
+    is_copy = trace.events.kind == KINDS.index("gpu_memcpy")
+    copied = dict(zip(trace.call[is_copy].tolist(), trace.events.name[is_copy].tolist(), strict=True))
+    names = [*recording.names, ""]
+    columns = (calls.start, calls.end, calls.thread, calls.name, kinds, operators)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     return [
-        Call(span, names[span.name], kind, names[copied[i]] if i in copied else "", operator)
-        for i, (span, kind, operator) in enumerate(zip(calls, kinds.tolist(), operators.tolist(), strict=True))
+        Call(start, end, thread, names[name], kind, names[copied.get(number, -1)], operator)
+        for number, (start, end, thread, name, kind, operator) in enumerate(rows)
     ]

@@ -45,21 +45,22 @@ class MemoryPeak(NamedTuple):
 class Trace:
     """One device of a trace; `read_trace` makes it.
 
-    span_ns, span_s: from the first event of the device to the end of its last one. The host's steps begin earlier
-        and end earlier, as the device works behind the host.
-    busy_ns, busy_share: when some event ran, of the span. The gaps are the rest.
-    kernels: those that ran. launches: calls that launch one kernel each; graph launches, copies and memsets are not
-        among them. graph_launches: of CUDA graphs.
-    dropped_kernels: launches whose kernel is on no device of the trace: the profiler dropped it, and busy time is
-        missing.
+    span_ns, span_s: from the first event of the device to the end of its last one. The host's steps begin
+        earlier and end earlier, as the device works behind the host.
+    busy_ns, busy_share: time in which something ran, and its share of the span. The gaps are the rest.
+    kernels: how many ran. launches: calls that launch one kernel each, without graph launches, copies and memsets.
+    dropped_kernels: launches whose kernel is on no device of the trace: the profiler dropped it.
     multiprocessors: how many the device has; None where the trace does not say.
     """
 
     def __init__(self, recording: Recording, device: int):
-        self.recording, self.device, self.places = recording, device, Whereabouts(recording)
+        self.recording, self.device = recording, device
+        self.places = Whereabouts(recording)
         properties = recording.properties.get(device, {})
-        self.name, number = str(properties.get("name") or f"device {device}"), properties.get("numSms")
-        self.multiprocessors = number if isinstance(number, int) else None
+        self.name = str(properties.get("name") or f"device {device}")
+        multiprocessors = properties.get("numSms")
+        self.multiprocessors = multiprocessors if isinstance(multiprocessors, int) else None
+
         events = recording.device[recording.device.gpu == device]
         self.events = events[np.argsort(events.start, kind="stable")]
         self.durations = self.events.end - self.events.start
@@ -69,11 +70,13 @@ class Trace:
         self.span_ns = int(self.busy[1][-1] - self.busy[0][0]) if self.busy_ns else 0
         self.span_s = self.span_ns / 1e9
         self.busy_share = self.busy_ns / self.span_ns if self.span_ns else 0.0
+
         calls = recording.calls
         launches = calls.correlation[recording.matching(_LAUNCH, calls)]
         launches = np.unique(launches)  # one call may be inside another of the same correlation
-        self.kernels, self.launches = int((self.events.kind == KERNEL).sum()), len(launches)
+        self.launches = len(launches)
         self.graph_launches = int(recording.matching(_GRAPH_LAUNCH, calls).sum())
+        self.kernels = int((self.events.kind == KERNEL).sum())
         self.dropped_kernels = int((~np.isin(launches, recording.device.correlation)).sum())
 
     @functools.cached_property
@@ -175,16 +178,13 @@ class Trace:
     @functools.cached_property
     def gaps(self) -> list[gaps.Gap]:
         """Each stretch without work, with one cause and the place of it; together they are what is not busy."""
-        threads, times = (np.array([getattr(p, key) for p in self.gap_pieces], np.int64) for key in ("thread", "time"))
+        pieces = self.gap_pieces
+        columns = ([getattr(piece, column) for piece in pieces] for column in ("thread", "time", "event"))
+        threads, times, events = (np.array(column, np.int64) for column in columns)
+        ended_by = map(self.kernel, self.events.name[events])
         return [
-            gaps.Gap(
-                self._seconds(piece.start),
-                self._seconds(piece.end),
-                piece.cause,
-                place,
-                self.kernel(self.events.name[piece.event]),
-            )
-            for piece, place in zip(self.gap_pieces, self.places.at(threads, times), strict=True)
+            gaps.Gap(self._seconds(piece.start), self._seconds(piece.end), piece.cause, place, kernel)
+            for piece, place, kernel in zip(pieces, self.places.at(threads, times), ended_by, strict=True)
         ]
 
     @functools.cached_property

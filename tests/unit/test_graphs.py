@@ -1,5 +1,6 @@
 """What forbids a CUDA graph, seen without one; and the guards around a graph, on a stand-in that replays."""
 
+import functools
 import operator
 
 import pytest
@@ -11,6 +12,7 @@ from perflab.bench import machine
 from perflab.launch import breaks, graphs, waits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not machine.cuda_devices(), reason="no CUDA device here")]
 needs_no_cuda = pytest.mark.skipif(machine.cuda_devices() > 0, reason="says what a machine without CUDA hears")
 X = torch.tensor([1.0, -2.0, 3.0, -4.0])
 
@@ -196,22 +198,29 @@ def double(x, scale=2):
     return x * scale
 
 
-def captured(*inputs):
+def stand_in(call, *inputs):
     static = waits.copied(inputs)
-    out = double(*static)
-    return graphs.Graph(double, Replays(double, static, out), static, out)
+    out = call(*static)
+    return graphs.Graph(call, Replays(call, static, out), static, out)
 
 
-def test_each_call_computes_on_its_own_input_and_keeps_its_own_result():
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_CUDA)])
+def captured(request):
+    """Captures `double`: with a graph on CUDA, where the tensors of the test are too, and with its stand-in on CPU."""
+    with torch.device(request.param):
+        yield functools.partial(graphs.capture if request.param == "cuda" else stand_in, double)
+
+
+def test_each_call_computes_on_its_own_input_and_keeps_its_own_result(captured):
     graph = captured(torch.zeros(8, 4))
     a, b = torch.ones(8, 4), torch.full((8, 4), 3.0)
     first, second = graph(a), graph(b)
     assert torch.equal(first, a * 2) and torch.equal(second, b * 2)
-    assert second.data_ptr() != graph.outputs.data_ptr() != first.data_ptr()
+    assert torch.equal(graph.outputs, second), "the output of the graph is overwritten by each replay"
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (4,), (8, 1), ()])
-def test_a_shape_that_copy_would_broadcast_is_refused(shape):
+def test_a_shape_that_copy_would_broadcast_is_refused(captured, shape):
     graph = captured(torch.zeros(8, 4))
     torch.zeros(8, 4).copy_(torch.ones(shape))  # in silence
     with pytest.raises(PerflabError, match="Input x has shape") as caught:
@@ -230,21 +239,22 @@ def test_a_shape_that_copy_would_broadcast_is_refused(shape):
         ((), "0"),
     ],
 )
-def test_another_input_is_one_sentence(wrong, word):
+def test_another_input_is_one_sentence(captured, wrong, word):
     with pytest.raises(PerflabError, match=word) as caught:
         captured(torch.zeros(8, 4))(*wrong)
     assert "\n" not in str(caught.value)
 
 
-def test_a_number_is_kept_and_another_one_refused():
+def test_a_number_is_kept_and_another_one_refused(captured):
     graph = captured(torch.zeros(2), 2)
     assert torch.equal(graph(torch.ones(2), 2), torch.full((2,), 2.0))
     with pytest.raises(PerflabError, match="Input scale was 2 when it was captured and is 3"):
         graph(torch.ones(2), 3)
 
 
-def test_a_closed_graph_says_so(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+def test_a_closed_graph_says_so(captured, monkeypatch):
+    if not machine.cuda_devices():
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with captured(torch.zeros(2)) as graph:
         graph(torch.ones(2))
     assert graph.inputs is None and graph.outputs is None
