@@ -10,7 +10,7 @@ from perflab.bench import record
 from perflab.bench.estimate import Estimate
 from perflab.bench.units import digits
 from perflab.errors import PerflabError
-from perflab.show.card import times
+from perflab.show.canvas import times
 from perflab.show.forms import Value, reveal
 from perflab.show.style import Picture
 from perflab.show.table import Answer

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from matplotlib.collections import LineCollection
 
-from .card import (
+from .canvas import (
     BASE,
     BODY,
     EDGE,
@@ -23,7 +23,7 @@ from .card import (
     SUBJECT,
     TRACK,
     WIDTH,
-    Card,
+    Canvas,
     fixed,
     inked,
     plain,
@@ -98,23 +98,23 @@ def comparison(
     side: the head of the column at the right. whole: a full bar, in grey behind each. key: what colours mean.
     """
     centres, headings, height = stacked([row.group for row in rows], [0.52 if row.other else PITCH for row in rows])
-    card = Card(height, title, sentence, note, key, head=0.16 if side else 0.0)
+    canvas = Canvas(height, title, sentence, note, key, head=0.16 if side else 0.0)
     left = EDGE + max(width(row.name, BODY) for row in rows) + 0.12
     column = max(width(text, BODY, "bold") for text in (side, *(row.side for row in rows))) + 0.1 if side else 0.0
     for y, name in headings:
-        card.put(EDGE, card.top + y, name, size=BODY, weight="bold")
-    _bars(card, rows, centres, left, WIDTH - EDGE - column, ratio, whole)
+        canvas.put(EDGE, canvas.top + y, name, size=BODY, weight="bold")
+    _bars(canvas, rows, centres, left, WIDTH - EDGE - column, ratio, whole)
     if side:
-        card.put(WIDTH - EDGE, card.top - 0.07, side, color=SOFT, ha="right")
+        canvas.put(WIDTH - EDGE, canvas.top - 0.07, side, color=SOFT, ha="right")
     for row, y in zip(rows if side else (), centres, strict=False):
-        own = card.top + y - (0.09 if row.other else 0.0)
-        card.put(WIDTH - EDGE, own, row.side, size=BODY, weight=weight(row.side), ha="right")
-    return card.picture([f"{row.group}, {row.name}: {row.text}, {row.side}" for row in rows])
+        own = canvas.top + y - (0.09 if row.other else 0.0)
+        canvas.put(WIDTH - EDGE, own, row.side, size=BODY, weight=weight(row.side), ha="right")
+    return canvas.picture([f"{row.group}, {row.name}: {row.text}, {row.side}" for row in rows])
 
 
-def _bars(card: Card, rows: Sequence[Row], centres, left: float, right: float, ratio=False, whole=0.0):
+def _bars(canvas: Canvas, rows: Sequence[Row], centres, left: float, right: float, ratio=False, whole=0.0):
     """The bars of rows, their names, texts and bounds. A text that would lie on its bound stands behind it."""
-    ax = card.axes(left, right, card.bottom - card.top)
+    ax = canvas.axes(left, right, canvas.bottom - canvas.top)
     ax.spines["bottom"].set_visible(False)
     values = [x for row in rows for x in (row.value.mid, _end(row.value), row.bound or 0.0)]
     values += [row.other.mid for row in rows if row.other]
@@ -129,7 +129,7 @@ def _bars(card: Card, rows: Sequence[Row], centres, left: float, right: float, r
         ax.set_xlim(0, highest / part)
     fixed(ax.xaxis, [])
     own = [y - (0.09 if row.other else 0.0) for row, y in zip(rows, centres, strict=True)]
-    card.names([row.name for row in rows], own, left - 0.1)
+    canvas.names([row.name for row in rows], own, left - 0.1)
     for k, (row, y) in enumerate(zip(rows, own, strict=True)):
         if whole:
             ax.barh(y, whole, height=0.22, color=TRACK)
@@ -172,15 +172,15 @@ def ladder(title: str, sentence: str, rungs: Sequence[Rung], *, share: str, limi
     """
     rows = [Row(r.name, r.value, r.text, bound=r.limit, colour=SUBJECT if r.gained else BASE) for r in rungs]
     centres = [PITCH * (k + 0.5) for k in range(len(rows))]
-    card = Card(PITCH * len(rows), title, sentence, note, {limit: LIMIT}, head=0.2)
+    canvas = Canvas(PITCH * len(rows), title, sentence, note, {limit: LIMIT}, head=0.2)
     wall = WIDTH - EDGE - 1.2
     left = EDGE + max(width(row.name, BODY) for row in rows) + 0.12
     right = wall - 0.25 - max(width(text, BODY, "bold") for text in ("in all", *(r.gain for r in rungs)))
-    _bars(card, rows, centres, left, right)
-    card.put(wall - 0.15, card.top - 0.07, "in all", color=SOFT, ha="right")
-    card.put(WIDTH - EDGE, card.top - 0.07, share, color=SOFT, ha="right")
-    card.names([r.gain for r in rungs], centres, wall - 0.15, weight="bold")
-    side = card.axes(wall, WIDTH - EDGE, card.bottom - card.top)
+    _bars(canvas, rows, centres, left, right)
+    canvas.put(wall - 0.15, canvas.top - 0.07, "in all", color=SOFT, ha="right")
+    canvas.put(WIDTH - EDGE, canvas.top - 0.07, share, color=SOFT, ha="right")
+    canvas.names([r.gain for r in rungs], centres, wall - 0.15, weight="bold")
+    side = canvas.axes(wall, WIDTH - EDGE, canvas.bottom - canvas.top)
     side.set_axis_off()
     side.set_xlim(0, 1)
     for rung, y in zip(rungs, centres, strict=True):
@@ -192,7 +192,7 @@ def ladder(title: str, sentence: str, rungs: Sequence[Rung], *, share: str, limi
         inside = {"color": "white", "ha": "right"} if full else {"ha": "left"}
         side.text(rung.share + (-0.04 if full else 0.04), y, f"{rung.share:.0%}", va="center", **inside)
     shares = ["" if r.share is None else f", {share} {r.share:.0%}" for r in rungs]
-    return card.picture([f"{r.name}: {r.text}, {r.gain}{s}" for r, s in zip(rungs, shares, strict=True)])
+    return canvas.picture([f"{r.name}: {r.text}, {r.gain}{s}" for r, s in zip(rungs, shares, strict=True)])
 
 
 class Line(NamedTuple):
@@ -221,7 +221,7 @@ def curve(
 ) -> Picture:
     """A quantity over a number. Lines are named at their right ends; `marks` are places on x, dotted, with a text."""
     head = 0.26 if marks else 0.0
-    card = Card(2.6, title, sentence, note, head=0.2 + head, foot=0.5)
+    canvas = Canvas(2.6, title, sentence, note, head=0.2 + head, foot=0.5)
     named = [line for line in lines if len(line.points) > 1]
     names = [wrapped(line.name, 1.7) for line in named]
     xs = sorted({x for line in lines for x, _ in line.points})
@@ -230,7 +230,7 @@ def curve(
     heights = ticks(low, high, log_y)
     left = EDGE + max(0.3, *(width(y_text(y)) for y in heights)) + 0.1
     right = WIDTH - EDGE - max(width(text) for name in names for text in name) - 0.22
-    ax = card.axes(left, right)
+    ax = canvas.axes(left, right)
     pad = (xs[-1] / xs[0]) ** 0.03 if log_x else 0.03 * (xs[-1] - xs[0])
     limits = (xs[0] / pad, xs[-1]) if log_x else (xs[0] - pad, xs[-1])
     ax.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear", xlim=limits, ylim=(low, high))
@@ -238,12 +238,12 @@ def curve(
     shown: list[float] = []
     for x in sorted({x for line in lines if not line.limit for x, _ in line.points}):
         room = width(x_text(x)) + 0.1
-        if not shown or card.place(ax, x, high)[0] - card.place(ax, shown[-1], high)[0] > room:
+        if not shown or canvas.place(ax, x, high)[0] - canvas.place(ax, shown[-1], high)[0] > room:
             shown.append(x)
     fixed(ax.xaxis, shown, map(x_text, shown))
     ax.grid(axis="y")
     ax.set_xlabel(f"{x_name}, log scale" if log_x else x_name)
-    card.put(EDGE, card.top - head - 0.12, f"{y_name}, log scale" if log_y else y_name, color=SOFT)
+    canvas.put(EDGE, canvas.top - head - 0.12, f"{y_name}, log scale" if log_y else y_name, color=SOFT)
     for line in lines:
         at, values = [x for x, _ in line.points], [value for _, value in line.points]
         look = {"marker": "o", "markersize": 5, "linewidth": 2, "zorder": 3}
@@ -255,21 +255,21 @@ def curve(
                 ax.vlines(x, value.lo, value.hi, color=line.colour, linewidth=1)
         if len(at) == 1:
             _beside(ax, line.name, at[0], values[0].mid, gap=7, color=inked(line.colour))
-    wanted = [card.place(ax, x, high)[0] for x, _ in marks]
+    wanted = [canvas.place(ax, x, high)[0] for x, _ in marks]
     places = spread(wanted, [width(text) + 0.1 for _, text in marks], left, right)
     for (x, text), at in zip(marks, places, strict=True):
         ax.axvline(x, color=SOFT, linewidth=1, linestyle=":")
-        card.put(at, card.top - 0.12, text, color=SOFT, ha="center")
-    ends = [card.place(ax, line.points[-1][0], line.points[-1][1].mid)[1] for line in named]
-    beside = spread(ends, [0.17 * len(name) + 0.04 for name in names], card.top - 0.1, card.bottom + 0.1)
+        canvas.put(at, canvas.top - 0.12, text, color=SOFT, ha="center")
+    ends = [canvas.place(ax, line.points[-1][0], line.points[-1][1].mid)[1] for line in named]
+    beside = spread(ends, [0.17 * len(name) + 0.04 for name in names], canvas.top - 0.1, canvas.bottom + 0.1)
     for line, name, end, y in zip(named, names, ends, beside, strict=True):
-        card.line((right + 0.05, right + 0.15), (end, y), line.colour)
-        card.put(right + 0.19, y, "\n".join(name), color=inked(line.colour), linespacing=1.15)
+        canvas.line((right + 0.05, right + 0.15), (end, y), line.colour)
+        canvas.put(right + 0.19, y, "\n".join(name), color=inked(line.colour), linespacing=1.15)
 
     def heard(line: Line) -> str:
         return ", ".join(f"{y_text(float(f'{value.mid:.3g}'))} at {x_text(x)}" for x, value in line.points)
 
-    return card.picture([f"{y_name} over {x_name}", *(f"{line.name}: {heard(line)}" for line in lines)])
+    return canvas.picture([f"{y_name} over {x_name}", *(f"{line.name}: {heard(line)}" for line in lines)])
 
 
 @styled
@@ -287,7 +287,7 @@ def parts(
     """Bars of a whole. Without `totals`, shares of 1: parts of at least `least` with no room for their number are
     named behind the bar. With totals, amounts, and the total stands there."""
     pitch, kinds = 0.44, {part: colours[part] for row in rows.values() for part in row}
-    card = Card(pitch * len(rows), title, sentence, note, kinds)
+    canvas = Canvas(pitch * len(rows), title, sentence, note, kinds)
     left = EDGE + (max(width(name, BODY) for name in rows) + 0.12 if any(rows) else 0)
     whole = max(sum(row.values()) for row in rows.values())
     behind, room = dict(totals or {}), WIDTH - EDGE - left
@@ -302,10 +302,10 @@ def parts(
         for name, row in rows.items():
             behind[name] = ", ".join(f"{part} {text(x)}" for part, x in row.items() if x >= least and not fits(x))
         room = WIDTH - EDGE - left - max(width(t) for t in behind.values()) - 0.12
-    ax = card.axes(left, WIDTH - EDGE, len(rows))
+    ax = canvas.axes(left, WIDTH - EDGE, len(rows))
     ax.set_xlim(0, whole * (WIDTH - EDGE - left) / room)
     ax.set_axis_off()
-    card.names(list(rows), [pitch * (k + 0.5) for k in range(len(rows))], left - 0.1)
+    canvas.names(list(rows), [pitch * (k + 0.5) for k in range(len(rows))], left - 0.1)
     for k, (name, row) in enumerate(rows.items()):
         at = 0.0
         for part, amount in row.items():
@@ -316,7 +316,7 @@ def parts(
         if behind[name]:
             _beside(ax, behind[name], at, k + 0.5, fontsize=BODY if totals else 9)
     inside = {name: ", ".join(f"{part} {text(x)}" for part, x in row.items() if x) for name, row in rows.items()}
-    return card.picture([f"{name}: {line}, {(totals or {}).get(name, '')}" for name, line in inside.items()])
+    return canvas.picture([f"{name}: {line}, {(totals or {}).get(name, '')}" for name, line in inside.items()])
 
 
 class Lane(NamedTuple):
@@ -347,17 +347,17 @@ def lanes(
     """Who does what when. launches: time and lane of a cause, time and lane of its effect, joined by a line."""
     centres, headings, height = stacked([row.group for row in rows], [PITCH] * len(rows))
     kinds = {kind: colour for kind, colour in colours.items() if any(kind == k for row in rows for *_, k in row.spans)}
-    card = Card(height + 0.06, title, sentence, note, kinds, foot=0.48)
+    canvas = Canvas(height + 0.06, title, sentence, note, kinds, foot=0.48)
     left, right = EDGE + max(width(row.name, BODY) for row in rows) + 0.12, WIDTH - EDGE - 0.12
-    ax = card.axes(left, right, height + 0.06)
+    ax = canvas.axes(left, right, height + 0.06)
     ax.set_xlim(0, until)
     shown = ticks(0, until, False, right - left)
     fixed(ax.xaxis, shown, map(plain, shown))
     ax.grid(axis="x")
     ax.set_xlabel(unit)
     for y, name in headings:
-        card.put(EDGE, card.top + y, name, size=BODY, weight="bold")
-    card.names([row.name for row in rows], centres, left - 0.1)
+        canvas.put(EDGE, canvas.top + y, name, size=BODY, weight="bold")
+    canvas.names([row.name for row in rows], centres, left - 0.1)
     inch = until / (right - left)
     for row, y in zip(rows, centres, strict=True):
         for kind, colour in kinds.items():
@@ -374,7 +374,7 @@ def lanes(
     joined = [[(a, centres[i] + 0.14), (b, centres[j] - 0.14)] for a, i, b, j in launches]
     ax.add_collection(LineCollection(joined, colors=SOFT, linewidths=0.8), autolim=False)
     heard = [f"{row.group}, {row.name}: {', '.join(dict.fromkeys(k for *_, k in row.spans))}" for row in rows]
-    return card.picture([f"Time lines over {until:g} {unit}", *heard])
+    return canvas.picture([f"Time lines over {until:g} {unit}", *heard])
 
 
 @styled
@@ -395,10 +395,10 @@ def reveal(
         rows.append(("bound", Value(bound), LIMIT, "|"))
     rows.append(("measured", measured, SUBJECT, "o"))
     centres = [PITCH * (k + 0.5) for k in range(len(rows))]
-    card = Card(PITCH * len(rows), question, sentence, note, foot=0.3)
+    canvas = Canvas(PITCH * len(rows), question, sentence, note, foot=0.3)
     left = EDGE + max(width(name, BODY) for name, *_ in rows) + 0.2
     part = 1 - (max(width(text(value.mid), BODY, "bold") for _, value, *_ in rows) + 0.2) / (WIDTH - EDGE - left)
-    ax = card.axes(left, WIDTH - EDGE, card.bottom - card.top)
+    ax = canvas.axes(left, WIDTH - EDGE, canvas.bottom - canvas.top)
     ends = [x for _, value, *_ in rows for x in (value.mid, value.lo, value.hi) if math.isfinite(x)]
     low, high = (min(ends) / 1.5, max(ends)) if log else (min(0.0, *ends), max(ends))
     high = low * (high / low) ** (1 / part) if log else low + ((high - low) or 1) / part
@@ -407,11 +407,11 @@ def reveal(
     fixed(ax.xaxis, shown, map(plain, shown))
     ax.grid(axis="x")
     for (name, value, colour, mark), y in zip(rows, centres, strict=True):
-        card.names([name], [y], left - 0.14, color=inked(colour))
+        canvas.names([name], [y], left - 0.14, color=inked(colour))
         if colour == LIMIT:
             ax.axvline(value.mid, color=LIMIT, linewidth=1.2, linestyle="--")
         _whisker(ax, value, y, colour)
         ax.plot([value.mid], [y], mark, color=colour, markersize=8, markeredgewidth=2 if mark == "|" else 1)
         plate = {"facecolor": "white", "edgecolor": "none", "pad": 1}
         _beside(ax, text(value.mid), _end(value), y, gap=9, fontsize=BODY, weight="bold", bbox=plate)
-    return card.picture([f"{name}: {text(value.mid)}" for name, value, *_ in rows])
+    return canvas.picture([f"{name}: {text(value.mid)}" for name, value, *_ in rows])

@@ -8,7 +8,7 @@ from perflab.bench.estimate import Estimate
 from perflab.bench.result import Result, label
 from perflab.bench.units import quantity, step_of
 
-from .card import BASE, LIMIT, LINES, OTHER, SUBJECT, times
+from .canvas import BASE, LIMIT, LINES, OTHER, SUBJECT, times
 from .forms import Line, Row, Value, comparison, curve
 from .style import Picture
 from .table import Answer

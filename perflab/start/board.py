@@ -14,7 +14,7 @@ from perflab.bench.settings import budget
 from perflab.bench.study import vary
 from perflab.bench.units import digits
 from perflab.errors import PerflabError
-from perflab.show.card import times
+from perflab.show.canvas import times
 from perflab.show.forms import Rung, Value, ladder
 from perflab.show.style import RECORDED
 from perflab.show.table import Answer, table

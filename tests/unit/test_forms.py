@@ -6,7 +6,7 @@ import random
 import pytest
 
 from perflab.show import forms
-from perflab.show.card import LINES, MEANS, collisions, spread, ticks, times
+from perflab.show.canvas import LINES, MEANS, collisions, spread, ticks, times
 from perflab.show.forms import Lane, Line, Row, Rung, Value
 
 LONG = "a name that somebody has chosen without any thought of room"

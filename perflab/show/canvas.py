@@ -1,4 +1,4 @@
-"""The card that a figure is drawn on: a title, a sentence, a key, the plot and a note, all of one width.
+"""What a figure is drawn on: a title, a sentence, a key, the plot and a note, all of one width.
 
 Places are inches from the left and from the top. Texts are measured before they are placed, so that none
 meets another; `collisions` says where one does.
@@ -100,7 +100,7 @@ def spread(wanted: Sequence[float], sizes: Sequence[float], low: float, high: fl
     return placed.tolist()
 
 
-class Card:
+class Canvas:
     """A figure with a plot of `height` inches, `head` above and `foot` below it for what belongs to its axes."""
 
     def __init__(self, height, title, sentence, note="", key: Mapping[str, str] | None = None, head=0.0, foot=0.05):
@@ -145,7 +145,7 @@ class Card:
         return ax
 
     def place(self, ax, x: float, y: float) -> tuple[float, float]:
-        """Where a point of the axes lies on the card."""
+        """Where a point of the axes lies on the canvas."""
         right, up = ax.transData.transform((x, y)) / DPI
         return right, self.height - up
 
