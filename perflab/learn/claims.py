@@ -80,19 +80,19 @@ def _measured(finding: Finding) -> str:
 
 
 def _for_card(claim: Claim, entry: dict) -> str:
-    """The state that a verdict of the logbook has on the card: HERE or ON a recorded machine, where timed."""
+    """The state that an entry of the logbook has on the card. A timed one of a recorded machine says so."""
     if not claim.testable:
         return NOT_TESTABLE
-    machine = entry.get("source", "here")
-    place = "" if entry.get("exact") else "HERE" if machine == "here" else f"ON {machine}"
-    return entry.get("state", "not judged yet").replace("HERE", place).strip()
+    state, machine = entry.get("state", "not judged yet"), entry.get("source", "here")
+    if entry.get("exact"):
+        return state.removesuffix(" HERE")
+    return state if machine == "here" else f"{state.removesuffix(' HERE')} ON {machine}"
 
 
 def judge(id: str, finding: Finding, part: Finding | None = None) -> Verdict:
-    """The verdict on claim `id`, kept in the logbook unless the claim is not testable.
+    """The verdict on claim `id`, kept in the logbook if it is testable. Raises PerflabError for an unknown `id`.
 
     part: a weaker finding. Where `finding` does not hold and `part` does, the claim HOLDS IN PART.
-    Raises PerflabError for an unknown claim.
 
     >>> judge("C2.2-2", flight.count("made", "2 workers").equals(4))  # doctest: +SKIP
     """

@@ -19,11 +19,11 @@ from torch.utils.data import Dataset
 from perflab.bench import machine
 from perflab.errors import PerflabError
 
-from .images import Photos
+from .images import StagedPhotos
 
 
-class DraftPhotos(Photos):
-    """Photos whose JPEG is decoded at a half, a quarter or an eighth, never below `side` (Image.draft).
+class StagedDraft(StagedPhotos):
+    """StagedPhotos whose JPEG is decoded at a half, a quarter or an eighth, never below `side` (Image.draft).
 
     JPEG stores blocks of 8 x 8 frequencies: leaving out the high ones gives the smaller image directly.
     """
@@ -35,8 +35,8 @@ class DraftPhotos(Photos):
             return image.convert("RGB")
 
 
-class VisionPhotos(Photos):
-    """Photos decoded and resized by torchvision, with antialiasing. Raises PerflabError where it is missing."""
+class VisionPhotos(StagedPhotos):
+    """StagedPhotos decoded and resized by torchvision, with antialiasing. Raises PerflabError where it is missing."""
 
     def __init__(self, *args, **named):
         super().__init__(*args, **named)
@@ -51,7 +51,7 @@ class VisionPhotos(Photos):
         return fitted(image, self.side)
 
 
-class JpegBytes(Photos):
+class JpegBytes(StagedPhotos):
     """The files as they are: item i is (uint8 tensor of the file's bytes, label). For a decoder that takes a
     whole batch; `as_list` collates them."""
 

@@ -10,7 +10,7 @@ from perflab.bench.study import vary
 from perflab.learn.question import INCORRECT, Outcome, Problem, numeric, takes, timed
 
 from .decode import psnr
-from .images import Photos, images
+from .images import StagedPhotos, images
 
 SIDE, COUNT, PSNR_DB = 224, 16, 30
 
@@ -29,7 +29,7 @@ _cores = numeric(
 
 
 def _plain(paths) -> DataLoader:
-    return DataLoader(Photos(paths=paths), batch_size=4)
+    return DataLoader(StagedPhotos(paths=paths), batch_size=4)
 
 
 def _pixels(batches) -> list[torch.Tensor]:
@@ -99,21 +99,21 @@ PROBLEMS = {
     ),
     "01.2": Problem(
         "Write a function that takes paths of large JPEG files and returns a loader of batches. Its images are those "
-        f"of Photos(paths=paths): uint8 of shape (3, {SIDE}, {SIDE}), in the same order, at least {PSNR_DB} dB alike. "
-        "Made once, it is at least twice as fast over several epochs as DataLoader(Photos(paths=paths), batch_size=4).",
+        f"of StagedPhotos(paths=paths): uint8 of shape (3, {SIDE}, {SIDE}), in the same order, at least {PSNR_DB} dB alike. "
+        "Made once, it is at least twice as fast over several epochs as DataLoader(StagedPhotos(paths=paths), batch_size=4).",
         _fed,
         (
             "What did the study of decoders say about full and draft?",
-            "DraftPhotos takes the same arguments as Photos; keep the order, so no shuffle. Workers come on top: "
+            "StagedDraft takes the same arguments as StagedPhotos; keep the order, so no shuffle. Workers come on top: "
             "small batches share out evenly.",
         ),
         """from torch.utils.data import DataLoader
 from perflab.bench import machine
-from perflab.loading.decode import DraftPhotos
+from perflab.loading.decode import StagedDraft
 
 def feed(paths):
     return DataLoader(
-        DraftPhotos(paths=paths),
+        StagedDraft(paths=paths),
         batch_size=4,
         num_workers=min(4, machine.cores()),
         persistent_workers=True,

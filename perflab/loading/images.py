@@ -124,7 +124,7 @@ def _few(skipped: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"{name}: {reason}" for name, reason in skipped[:3]) + more
 
 
-class Photos(torch.utils.data.Dataset):
+class StagedPhotos(torch.utils.data.Dataset):
     """Item i is (uint8 tensor (3, side, side), label i % 10), made in three stages: read, decode, resize.
 
     The file is read, decoded by PIL and made RGB; then the short side becomes `side` (bilinear) and the

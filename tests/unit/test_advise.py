@@ -18,8 +18,8 @@ from perflab import PerflabError, advise, question, vary
 from perflab.bench import machine
 from perflab.bench.estimate import Knee
 from perflab.loading.advise import Advice
-from perflab.loading.decode import DraftPhotos
-from perflab.loading.images import Photos
+from perflab.loading.decode import StagedDraft
+from perflab.loading.images import StagedPhotos
 
 pytestmark = pytest.mark.timed
 
@@ -246,12 +246,12 @@ def given(make, pick=slice(None)):
     return lambda paths: DataLoader(make(paths=paths[pick]), batch_size=4)
 
 
-class Small(DraftPhotos):
+class Small(StagedDraft):
     def decode(self, data):
         return super().decode(data).resize((60, 34))
 
 
-class Floats(Photos):
+class Floats(StagedPhotos):
     def __getitem__(self, i):
         pixels, label = super().__getitem__(i)
         return pixels.float(), label
@@ -268,10 +268,10 @@ def test_the_same_pixels_at_twice_the_rate():
 @pytest.mark.parametrize(
     ("answer", "word"),
     [
-        (given(Photos), "as fast"),
-        (given(DraftPhotos, pick=slice(None, None, -1)), "another order"),
+        (given(StagedPhotos), "as fast"),
+        (given(StagedDraft, pick=slice(None, None, -1)), "another order"),
         (given(Small), "leaves out"),
-        (given(DraftPhotos, pick=slice(-1)), "came out"),
+        (given(StagedDraft, pick=slice(-1)), "came out"),
         (given(Floats), "float32"),
         (3, "a function"),
         (lambda paths: 3, "raised TypeError"),

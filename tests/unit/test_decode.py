@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 from perflab import PerflabError
 from perflab.bench import machine
-from perflab.loading.decode import Arrays, DraftPhotos, JpegBytes, VisionPhotos, as_list, decode_on_gpu, psnr, stored
+from perflab.loading.decode import Arrays, JpegBytes, StagedDraft, VisionPhotos, as_list, decode_on_gpu, psnr, stored
 from perflab.loading.demand import explore_workers
-from perflab.loading.images import Photos
+from perflab.loading.images import StagedPhotos
 
 
 def test_psnr_is_its_formula():
@@ -33,14 +33,14 @@ def cpu_s(dataset):
 
 
 def test_a_draft_of_a_large_image_is_alike_and_cheaper():
-    full, draft = Photos("1080p", limit=4), DraftPhotos("1080p", limit=4)
+    full, draft = StagedPhotos("1080p", limit=4), StagedDraft("1080p", limit=4)
     assert min(psnr(draft[i][0], full[i][0]) for i in range(4)) > 38
     assert cpu_s(full) > 1.5 * cpu_s(draft)
 
 
 @pytest.mark.parametrize("side", [20, 60, 112, 224, 300, 375])
 def test_a_draft_never_goes_below_the_size_asked_for(side):
-    draft = DraftPhotos("500x375", side, limit=1)
+    draft = StagedDraft("500x375", side, limit=1)
     assert min(draft.decode(draft.read(0)).size) >= side
     assert draft[0][0].shape == (3, side, side)
 
@@ -49,12 +49,12 @@ def test_a_draft_of_what_is_no_jpeg_is_the_image_itself(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "x.png")
     assert torch.equal(
-        DraftPhotos(side=20, paths=[tmp_path / "x.png"])[0][0], Photos(side=20, paths=[tmp_path / "x.png"])[0][0]
+        StagedDraft(side=20, paths=[tmp_path / "x.png"])[0][0], StagedPhotos(side=20, paths=[tmp_path / "x.png"])[0][0]
     )
 
 
 def test_stored_pixels_are_those_of_the_dataset_in_workers_too():
-    photos = Photos("500x375", side=32, limit=6)
+    photos = StagedPhotos("500x375", side=32, limit=6)
     with stored(photos) as pixels:
         loader = DataLoader(pixels, 2, num_workers=2, multiprocessing_context="spawn")
         got = torch.cat([images for images, _ in loader])
@@ -73,7 +73,7 @@ def test_the_bytes_are_those_of_the_file():
 
 @pytest.mark.skipif(bool(machine.missing("torchvision")), reason="torchvision is not installed")
 def test_torchvision_decodes_the_same_picture():
-    full, vision = Photos("1080p", limit=2), VisionPhotos("1080p", limit=2)
+    full, vision = StagedPhotos("1080p", limit=2), VisionPhotos("1080p", limit=2)
     assert min(psnr(vision[i][0], full[i][0]) for i in range(2)) > 30
 
 

@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 from perflab.loading.guards import guards
-from perflab.loading.images import Photos
+from perflab.loading.images import StagedPhotos
 
 WORDS = ["", "a", "bc", "def ghi", "jkl mno pqr"]
 
@@ -446,7 +446,7 @@ RIGHT = {
     "a list": lambda _: (list(range(100)), {}),
     "random collate": lambda _: (Plain(), {"collate_fn": mixed}),
     "its own batches": lambda _: (Blocks(), {"batch_size": None, "collate_fn": doubled}),
-    "photos": lambda _: (Photos(limit=24, side=64), {}),
+    "photos": lambda _: (StagedPhotos(limit=24, side=64), {}),
     "tensors": lambda _: (TensorDataset(torch.randn(1000, 8), torch.arange(1000)), {"shuffle": True}),
     "text": lambda _: (Text(), {"collate_fn": pad}),
     "sharded": lambda _: (Sharded(), {}),

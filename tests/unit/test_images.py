@@ -17,7 +17,7 @@ from perflab import paths
 from perflab.errors import PerflabError
 from perflab.loading import images as choosing
 from perflab.loading import synthetic as module
-from perflab.loading.images import Photos, images
+from perflab.loading.images import StagedPhotos, images
 from perflab.loading.synthetic import make
 
 COUNTS = {"1080p": 2, "500x375": 3}
@@ -235,7 +235,7 @@ def test_a_folder_that_gives_no_image_is_one_sentence_with_the_way_out(tmp_path,
 @pytest.mark.parametrize("size", ["1080p", "500x375", "256px"])
 def test_an_item_is_a_square_of_bytes_and_a_label_below_ten(made, size):
     paths = sorted((made / size).glob("*.jpg"))
-    photos = Photos(paths=[*paths, *paths * 6], side=64)
+    photos = StagedPhotos(paths=[*paths, *paths * 6], side=64)
     pixels, label = photos[11]
     assert (pixels.dtype, tuple(pixels.shape), label) == (torch.uint8, (3, 64, 64), 1)
     assert pixels.is_contiguous() and len(photos) == 7 * len(paths)
@@ -245,14 +245,14 @@ def test_an_item_is_a_square_of_bytes_and_a_label_below_ten(made, size):
 def test_every_mode_becomes_rgb(tmp_path, mode):
     path = tmp_path / ("image.jpg" if mode == "CMYK" else "image.png")
     Image.new(mode, (20, 50)).save(path)
-    assert Photos(paths=[path], side=16)[0][0].shape == (3, 16, 16)
+    assert StagedPhotos(paths=[path], side=16)[0][0].shape == (3, 16, 16)
 
 
 def test_the_centre_is_kept(tmp_path):
     image = Image.new("RGB", (90, 30), "red")
     image.paste("blue", (30, 0, 60, 30))
     image.save(tmp_path / "stripes.png")
-    pixels, _ = Photos(paths=[tmp_path / "stripes.png"], side=10)[0]
+    pixels, _ = StagedPhotos(paths=[tmp_path / "stripes.png"], side=10)[0]
     red, _, blue = pixels[..., 2:-2]  # the outermost columns blend with the neighbouring stripe
     assert red.max() == 0
     assert blue.min() == 255
@@ -260,7 +260,7 @@ def test_the_centre_is_kept(tmp_path):
 
 def test_an_image_lost_meanwhile_is_named(tmp_path):
     Image.new("RGB", (20, 20)).save(tmp_path / "lost.png")
-    photos = Photos(paths=[tmp_path / "lost.png"])
+    photos = StagedPhotos(paths=[tmp_path / "lost.png"])
     (tmp_path / "lost.png").unlink()
     with pytest.raises(PerflabError, match=r"lost\.png cannot be read any more"):
         photos[0]
@@ -268,14 +268,14 @@ def test_an_image_lost_meanwhile_is_named(tmp_path):
 
 def test_no_paths_and_no_pixels_are_refused(made):
     with pytest.raises(PerflabError, match="paths is empty"):
-        Photos(paths=[])
+        StagedPhotos(paths=[])
     with pytest.raises(PerflabError, match="side=0"):
-        Photos(paths=[made / "256px/0000.jpg"], side=0)
+        StagedPhotos(paths=[made / "256px/0000.jpg"], side=0)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_two_workers_deliver_what_one_process_reads(made, method):
-    photos = Photos(paths=sorted((made / "500x375").glob("*.jpg")), side=32)
+    photos = StagedPhotos(paths=sorted((made / "500x375").glob("*.jpg")), side=32)
     assert len(pickle.dumps(photos)) < 2000
     alone = torch.stack([photos[index][0] for index in range(3)])
     loader = torch.utils.data.DataLoader(photos, 2, num_workers=2, multiprocessing_context=method)

@@ -84,7 +84,7 @@ ELSEWHERE = Estimate(2, 1.9, 2.1, 9, "ratio", source="some-gpu")
         (~YES, YES, "timed", "HOLDS IN PART", "Holds in part on this machine"),
         (~YES, ~YES, "timed", "DOES NOT HOLD HERE", "Does not hold on this machine"),
         (ELSEWHERE.at_least(1.2), None, "timed", "HOLDS ON some-gpu", "Holds on some-gpu"),
-        (ELSEWHERE.at_least(2), YES, "timed", "CANNOT TELL", "Cannot tell on some-gpu"),
+        (ELSEWHERE.at_least(2), YES, "timed", "CANNOT TELL ON some-gpu", "Cannot tell on some-gpu"),
         (COUNT.equals(3), None, "HOLDS", "HOLDS", "True: 3."),
         (COUNT.equals(4), None, "DOES NOT HOLD", "DOES NOT HOLD", "Not true: 3."),
         (COUNT.equals(4), COUNT.equals(3), "HOLDS IN PART", "HOLDS IN PART", "Partly true: 3; 3."),

@@ -35,7 +35,7 @@ LIBRARIES.discard("__main__")
 
 
 def reach(roots: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """(path, object) of all that `roots` lead to, nearest first: "Photos.transform.steps[2]"."""
+    """(path, object) of all that `roots` lead to, nearest first: "StagedPhotos.transform.steps[2]"."""
     waiting, seen = deque(roots.items()), {}
     while waiting and len(seen) < MOST:
         path, x = waiting.popleft()
