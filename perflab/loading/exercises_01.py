@@ -99,8 +99,10 @@ PROBLEMS = {
     ),
     "01.2": Problem(
         "Write a function that takes paths of large JPEG files and returns a loader of batches. Its images are those "
-        f"of StagedPhotos(paths=paths): uint8 of shape (3, {SIDE}, {SIDE}), in the same order, at least {PSNR_DB} dB alike. "
-        "Made once, it is at least twice as fast over several epochs as DataLoader(StagedPhotos(paths=paths), batch_size=4).",
+        f"of StagedPhotos(paths=paths): uint8 of shape (3, {SIDE}, {SIDE}), in the same order, at least "
+        f"{PSNR_DB} dB alike. "
+        "Made once, it is at least twice as fast over several epochs as "
+        "DataLoader(StagedPhotos(paths=paths), batch_size=4).",
         _fed,
         (
             "What did the study of decoders say about full and draft?",

@@ -22,7 +22,7 @@ from perflab.show.table import Answer, table
 from .loop import Loop, ready_at_start, size
 
 WARM_STEPS, PROFILED_STEPS, LEAST_STEPS = 10, 5, 4
-VISIT_S = {"quick": 0.2, "full": 1.5}
+VISIT_S = {"quick": 0.12, "full": 1.5}
 
 
 def board(chapter: str, loops: Mapping[str, Loop]) -> "Board":
@@ -36,7 +36,16 @@ def board(chapter: str, loops: Mapping[str, Loop]) -> "Board":
     Board 00: as written
     """
     study = f"{chapter}.board"
-    result = vary("loop", loops, _visit, prepare=_Ready, counts=_Ready.changes, study=study, work=_batch, budget_s=4.0)
+    result = vary(
+        "loop",
+        loops,
+        _visit,
+        prepare=_Ready,
+        counts=_Ready.changes,
+        study=study,
+        work=_batch,
+        budget_s=20.0 if budget() == "full" else 2.0,
+    )
     return Board(result)
 
 
