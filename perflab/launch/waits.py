@@ -173,9 +173,9 @@ class _Watch:
             self.events.append(_Event(name, written, why, caller(self._thread), waits, on_device))
 
     def add_unnamed(self):
-        """A wait that torch tells of: new only where no operator told of it at that place."""
+        """A wait that torch tells of: new only where no operator told of one at that place."""
         here = caller(self._thread)
-        if not any(event.place == here and event.on_device for event in self.events):
+        if not any(event.place == here and event.on_device and event.waits for event in self.events):
             self.events.append(_Event("a synchronising CUDA call", "", "", here, True, True))
 
     def is_copy(self, x: torch.Tensor) -> bool:
