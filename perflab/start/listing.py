@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from perflab.bench import machine
 
-from .loop import Loop, size
+from .loop import Loop
 
 STEP = """
 def step(batch):
@@ -33,7 +33,7 @@ class Listing:
 def listing(loop: Loop) -> Listing:
     """The loop so far, as code to copy.
 
-    >>> "num_workers" in repr(listing(Loop()))
+    >>> "num_workers" in repr(listing(Loop(workers=4)))
     True
     """
     return Listing(loop)
@@ -47,10 +47,8 @@ def _settings(loop: Loop) -> list[str]:
 
 def _loader(loop: Loop) -> list[str]:
     kind = {"full": "Photos", "draft": "DraftPhotos", "stored": "StoredPhotos"}[loop.decode]
-    workers = "size().workers" if loop.workers == size().workers else str(loop.workers)
-    if loop.workers == machine.cores():
-        workers = "len(os.sched_getaffinity(0))"
-    options = ["shuffle=True", f"num_workers={workers}"]
+    workers = "len(os.sched_getaffinity(0))" if loop.workers == machine.cores() else str(loop.workers)
+    options = ["shuffle=True", *([f"num_workers={workers}"] if loop.workers else [])]
     options += ["persistent_workers=True"] if loop.kept else []
     options += [f"prefetch_factor={loop.prefetch}"] if loop.prefetch != 2 else []
     options += ["pin_memory=True"] if loop.pinned else []
