@@ -39,13 +39,10 @@ def replay(path: Path, machine: str = MACHINE) -> str:
 
 
 def readme_figure() -> bytes:
-    """The PNG that the README shows, drawn from the recorded result."""
-    from perflab.bench.record import recorded
-    from perflab.show.figures import picture
+    """The PNG that the README shows, drawn from the recorded boards."""
+    from perflab.start.board import recorded_boards
 
-    result = recorded(MACHINE, "00.utilisation", 1, {})
-    result.shows = ["nvml_percent", "sm_percent"]
-    return picture(result, beside=()).data
+    return recorded_boards(MACHINE).picture(MACHINE).data
 
 
 def run_notebooks(names: str | Path | Iterable[str | Path] = (), machine: str = MACHINE) -> list[Path]:
@@ -54,7 +51,7 @@ def run_notebooks(names: str | Path | Iterable[str | Path] = (), machine: str = 
     The figure of the README is drawn anew as well.
     """
     changed = []
-    put(paths.DATA / "utilisation.png", readme_figure())
+    put(paths.DATA / "scoreboard.png", readme_figure())
     for path in notebook_files(names):
         start = time.perf_counter()
         if new := write(path, replay(path, machine)):

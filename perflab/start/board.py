@@ -21,14 +21,15 @@ from perflab.show.table import Answer, table
 
 from .loop import Loop, ready_at_start, size
 
-WARM_STEPS, PROFILED_STEPS, LEAST_STEPS = 10, 5, 4
-VISIT_S = {"quick": 0.12, "full": 1.5}
+WARM_STEPS, PROFILED_STEPS, SETTLING_STEPS, LEAST_STEPS = 10, 5, 2, 4
+LEAST_GAIN = 1.02  # a smaller gain is none
+VISIT_S = {"quick": 0.12, "full": 0.6}
 
 
 def board(chapter: str, loops: Mapping[str, Loop]) -> "Board":
     """Measure loops in the same rounds: the first is the one before, each further one a change of it.
 
-    A visit leaves out the filling of the workers' queues, times some steps of the loop and the waiting in them, ends
+    A visit drops the batches that the workers had ready, times some steps of the loop and the waiting in them, ends
     the workers, and times as many steps of the model alone, on one batch that lies on the device. A loop that
     needs a GPU is a row with its reason where there is none.
 
@@ -44,7 +45,7 @@ def board(chapter: str, loops: Mapping[str, Loop]) -> "Board":
         counts=_Ready.changes,
         study=study,
         work=_batch,
-        budget_s=20.0 if budget() == "full" else 2.0,
+        budget_s=60.0 if budget() == "full" else 2.0,
     )
     return Board(result)
 
@@ -58,7 +59,7 @@ class _Ready:
 
     def __init__(self, loop: Loop):
         if loop.needs and machine.device() == "cpu":
-            raise PerflabError(f"{', '.join(loop.needs)}: this needs a GPU")
+            raise PerflabError(f"{', '.join(loop.needs)}: measured on a GPU only")
         self.loop, self.trainer, self.loader = loop, loop.trainer(), loop.loader()
         samples = [self.loader.dataset[i] for i in range(min(size().batch, len(self.loader.dataset)))]
         self.batch = [x.to(self.trainer.device) for x in default_collate(samples)]
@@ -87,7 +88,9 @@ def _visit(ready: _Ready):
         running = iter(ready.loader)
         try:
             batches = loop.batches(running)
-            for _ in range(ready_at_start(ready.loader) + 1):
+            for _ in range(ready_at_start(ready.loader)):
+                next(batches)
+            for _ in range(SETTLING_STEPS):
                 trainer.step(next(batches))
             timing.synchronize()
             began, steps, wait_s, enough_s = time.perf_counter(), 0, 0.0, VISIT_S[budget()]
@@ -144,6 +147,10 @@ class Board(Answer):
         """How many times as fast as the loop before, in the same rounds."""
         return self.result["step_s"].ratio(self.names[0], name)
 
+    def changes(self, name: str) -> str:
+        """What a loop changes of the loop as written: by it one board is linked to the next."""
+        return self.result.counts.get(name, {}).get("changes", name)
+
     @property
     def busy_name(self) -> str:
         return "GPU busy" if "busy_s" in self.result.samples else "in the step"
@@ -191,6 +198,11 @@ def scoreboard(upto: str = "99") -> "Scoreboard":
     return Scoreboard({source: boards for source in sources if (boards := _boards(source, upto))})
 
 
+def recorded_boards(machine: str) -> "Scoreboard":
+    """All boards of a recorded machine."""
+    return Scoreboard({machine: _boards(machine, "99")})
+
+
 def _boards(source: str, upto: str) -> list[Board]:
     results = []
     for chapter in (f"{n:02}" for n in range(14)):
@@ -211,23 +223,29 @@ class Scoreboard:
     boards: Mapping[str, list[Board]]
 
     def rungs(self, source: str) -> list[Rung]:
-        """Each loop once. The gain in all is the product of the gains, each from rounds of its own board."""
-        rungs, in_all, last = [], 1.0, None
+        """Each loop once. The gain in all is the product of the gains, each from rounds of its own board.
+
+        A board whose first loop is none of the board before starts anew from 1.
+        """
+        rungs, reached = [], {}
         for one in self.boards[source]:
-            changes = {name: one.result.counts.get(name, {}).get("changes") for name in one.names}
-            for name in one.names:
-                if name not in one.result.measured or (name == one.names[0] and changes[name] == last):
-                    continue
-                gain, rate = one.gain(name), one.rate(name)
-                reached = 1.0 if name == one.names[0] else in_all * gain.mid
-                gained = name == one.names[0] or gain.lo > 1.02
-                value = Value(rate.mid, rate.lo, rate.hi)
-                limit, share = one.limit(name).mid, one.busy(name).mid
-                rungs.append(Rung(name, value, digits(rate.mid), limit, times(reached), share, gained))
-            measured = [name for name in one.names if name in one.result.measured]
-            in_all *= one.gain(measured[-1]).mid
-            last = changes[measured[-1]]
+            first, *rest = (name for name in one.names if name in one.result.measured)
+            start = reached.get(one.changes(first))
+            if start is None:
+                rungs.append(self._rung(one, first, 1.0))
+            reached = {one.changes(first): start or 1.0}
+            for name in rest:
+                in_all = reached[one.changes(first)] * one.gain(name).mid
+                reached[one.changes(name)] = in_all
+                rungs.append(self._rung(one, name, in_all))
         return rungs
+
+    def _rung(self, one: Board, name: str, in_all: float) -> Rung:
+        rate, before = one.rate(name), one.names[0]
+        gained = name == before or one.gain(name).lo > LEAST_GAIN
+        value = Value(rate.mid, rate.lo, rate.hi)
+        limit, share = one.limit(name).mid, one.busy(name).mid
+        return Rung(name, value, digits(rate.mid), limit, times(in_all), share, gained)
 
     def _ipython_display_(self):
         from IPython.display import display

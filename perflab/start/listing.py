@@ -30,10 +30,10 @@ class Listing:
         return {"text/plain": repr(self), "text/markdown": f"```python\n{self!r}\n```"}
 
 
-def listing(loop: Loop) -> Listing:
+def loop_code(loop: Loop) -> Listing:
     """The loop so far, as code to copy.
 
-    >>> "num_workers" in repr(listing(Loop(workers=4)))
+    >>> "num_workers" in repr(loop_code(Loop(workers=4)))
     True
     """
     return Listing(loop)

@@ -188,7 +188,7 @@ def ready_at_start(loader: DataLoader) -> int:
     return loader.num_workers * (1 + (loader.prefetch_factor or 0))
 
 
-NEEDS_A_DEVICE = ("pinned", "copied_ahead", "graphs", "tf32")
+NEEDS_A_DEVICE = ("pinned", "copied_ahead", "compiled", "graphs", "tf32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -256,6 +256,31 @@ class Loop:
         """The fields that differ from the loop as most people write it."""
         start = Loop()
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(start, f.name)}
+
+
+# What each notebook leaves changed. What it tried without gain is in its board, and goes no further.
+CARRIED: dict[str, dict[str, object]] = {
+    "01": {"workers": machine.cores, "decode": "draft"},
+    "02": {"uint8": True},
+    "03": {"pinned": True, "copied_ahead": True, "log_every": 50},
+    "04": {},
+    "05": {"tf32": True, "bf16": True, "sdpa": True, "fused": True, "compiled": True, "graphs": True},
+}
+
+
+def loop_after(notebook: str) -> Loop:
+    """The loop with the changes of the notebooks up to this one ("02"); without a GPU, those that need none.
+
+    >>> loop_after("00") == Loop()
+    True
+    """
+    carried: dict[str, object] = {}
+    for chapter, changes in CARRIED.items():
+        if chapter <= notebook:
+            carried |= {name: value() if callable(value) else value for name, value in changes.items()}
+    if machine.device() == "cpu":
+        carried = {name: value for name, value in carried.items() if name not in NEEDS_A_DEVICE}
+    return Loop(**carried)
 
 
 class Trainer:

@@ -19,7 +19,7 @@ from perflab.bench import record
 from perflab.bench.result import Result
 from perflab.start import loop as module
 from perflab.start.board import Board, Scoreboard, board, scoreboard
-from perflab.start.listing import listing
+from perflab.start.listing import loop_code
 from perflab.start.loop import Loop, ahead, photo_paths, size
 
 CHANGES = [
@@ -49,7 +49,7 @@ def test_notebook_and_package_hold_one_text():
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_a_listing_runs_and_trains(changes):
     loop = replace(Loop(), **changes)
-    code = repr(listing(loop)).replace("for batch in loader:\n    step", "for batch in few(loader):\n    step")
+    code = repr(loop_code(loop)).replace("for batch in loader:\n    step", "for batch in few(loader):\n    step")
     code = code.replace("enumerate(loader, 1)", "enumerate(few(loader), 1)")
     names = {"torch": torch, "nn": nn, "F": F, "DataLoader": DataLoader, "os": os, "device": "cpu"}
     names |= {name: getattr(module, name) for name in dir(module) if not name.startswith("__")}
@@ -139,7 +139,7 @@ def test_a_board_measures_and_leaves_no_process():
         "00", {"as written": Loop(), "two workers": replace(Loop(), workers=2), "pinned": replace(Loop(), pinned=True)}
     )
     assert repr(one) == "Board 00: as written, two workers, pinned"
-    assert "needs a GPU" in one.result.reasons["pinned"] or torch.cuda.is_available()
+    assert "on a GPU only" in one.result.reasons["pinned"] or torch.cuda.is_available()
     assert 0 < one.waited("as written").mid < 1 and one.rate("as written").mid < one.limit("as written").mid
     assert set(psutil.Process().children(recursive=True)) <= before
     assert len(scoreboard("00").boards["here"]) == 1

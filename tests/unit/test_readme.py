@@ -12,12 +12,12 @@ TEXT = (paths.COURSE / "README.md").read_text()
 
 
 def test_its_figure_is_drawn_from_the_recorded_result():
-    assert (paths.DATA / "utilisation.png").read_bytes() == readme_figure()
+    assert (paths.DATA / "scoreboard.png").read_bytes() == readme_figure()
 
 
 def test_its_split_is_the_recorded_one():
     shown = TEXT.split("```")[3].strip().splitlines()
-    assert shown == str(Split(recorded(MACHINE, "00.split", 1, {}))).splitlines()[: len(shown)]
+    assert shown == str(Split(recorded(MACHINE, "00.loop", 1, {}))).splitlines()[: len(shown)]
 
 
 def test_its_table_has_every_notebook():
