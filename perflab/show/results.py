@@ -1,5 +1,6 @@
 """A Result in one of the forms: `compared` for variants, `along` for numbers. Recorded machines stand beside it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,8 @@ def compared(
     for value in result.measured:
         for number, (name, text) in enumerate(metrics.items()):
             e = result[name].of(value)
+            if not math.isfinite(e.mid):
+                continue
             row = Row(text or words.get(value, value), _value(e), quantity(e.mid, e.unit))
             if text:
                 row = row._replace(group=words.get(value, value), colour=LINES[(number + 1) % 2])
@@ -126,3 +129,47 @@ def _note(result: Result, other: Result | None) -> str:
     where = "This machine" if result.source == "here" else f"{_machine(result)}, recorded"
     beside = f"; grey: {_machine(other)}, recorded" if other is not None else ""
     return f"{where}{beside}. Thin lines: 95 % intervals." if not result.observed else f"{where}{beside}."
+
+
+# -- the figure that a Result shows by itself
+
+
+def drawn(result: Result) -> Picture | Undrawn | None:
+    """The main metric of a result over its values, in words made from their names; None where a table says as much."""
+    known = next((r for r in (result, *record.beside(result)) if r.measured), None)
+    metrics = known.drawn if known else []
+    if known is None or len(result.values) * len(metrics) < 3:
+        return None
+    what = " and ".join(_words(metric) for metric in metrics)
+    title = f"{what[:1].upper()}{what[1:]} by {result.variable}"
+    means = {value: known[metrics[0]].of(value).mid for value in known.measured}
+    means = {value: x for value, x in means.items() if math.isfinite(x)}
+    if not means:
+        return Undrawn(title, "no figure came out")
+    low, high = min(means, key=means.get), max(means, key=means.get)
+    unit = known[metrics[0]].unit
+    sentence = f"From {quantity(means[low], unit)} ({low}) to {quantity(means[high], unit)} ({high})."
+    if len(metrics) == 1 and all(_is_number(value) for value in known.measured):
+        xs = [float(value) for value in known.measured]
+        wide = {
+            "log_x": min(xs) > 0 and max(xs) / min(xs) >= 8,
+            "log_y": min(means.values()) > 0 and max(means.values()) / min(means.values()) > 20,
+        }
+        return along(known, title, sentence, result.variable, _words(metrics[0]), metric=metrics[0], **wide)
+    return compared(known, title, sentence, metric={m: _words(m) for m in metrics} if len(metrics) > 1 else metrics[0])
+
+
+def _words(metric: str) -> str:
+    """A metric's name in words: "images a second", "time of an item"."""
+    if metric.endswith("_per_s"):
+        return f"{metric.removesuffix('_per_s').replace('_', ' ')} a second"
+    for ending in ("_s", "_bytes", "_flops", "_percent", "_db"):
+        metric = metric.removesuffix(ending)
+    return metric.replace("_", " ")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

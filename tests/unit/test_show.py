@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 
 from perflab import vary
+from perflab.bench.result import Result
 from perflab.loading.timelines import queue
 from perflab.show import figures
 from perflab.show.explorer import VIEW, Explorer
+from perflab.show.results import drawn
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +47,21 @@ def test_a_table_alone_has_no_figure(numbers):
 
 
 def test_a_figure_is_the_same_bytes_twice_and_says_what_it_shows(numbers):
-    a, b = figures.picture(numbers), figures.picture(numbers)
+    a, b = drawn(numbers), drawn(numbers)
     assert a.data == b.data
-    assert repr(a).startswith("Figure: images_per_s for ms = 1, 2, 4;")
+    assert repr(a) == "Figure: Images a second by ms" and "images/s (1)" in a.alt
     shown, metadata = a._repr_mimebundle_()
     assert metadata["image/png"]["alt"] == a.alt and "image/png" in shown
     assert Image.open(io.BytesIO(a.data)).size[0] == 2 * a.width
 
 
-def test_labels_and_numbers_are_drawn_alike_with_a_bound(numbers):
-    plain = figures.picture(numbers, "time_s").data
-    bounded = figures.picture(numbers, "time_s", bound=(0.002, "the bound")).data
-    assert plain != bounded
-    by_label = vary("kind", {"a": 1, "b": 2}, lambda ms: time.sleep(ms / 1000), study="t.label")
-    assert figures.picture(by_label, bound=(0.001, "the bound")).data[:4] == b"\x89PNG"
+def test_two_values_are_no_figure_and_three_names_are_bars():
+    def planted(names):
+        samples = {"time_s": {name: [(r, [0.001 * (k + 1)]) for r in range(8)] for k, name in enumerate(names)}}
+        return Result("t.planted", 1, "kind", list(names), samples=samples)
+
+    assert drawn(planted("ab")) is None
+    assert "c: 3.00 ms" in drawn(planted("abc")).alt
 
 
 def test_the_table_has_each_value_and_the_provenance(numbers):
