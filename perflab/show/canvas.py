@@ -8,6 +8,7 @@ import functools
 import io
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib
@@ -61,6 +62,7 @@ STYLE = {
 }
 styled = matplotlib.rc_context(STYLE)  # decorates every form
 _RULER = RendererAgg(1, 1, DPI)
+finished: deque[Figure] = deque(maxlen=100)  # the latest figures, for `collisions`
 
 
 @functools.cache
@@ -158,7 +160,8 @@ class Canvas:
         heard = "; ".join(row.strip(" :,") for row in rows)
         stop = "" if self.title.endswith("?") else "."
         alt = f"{self.title}{stop} {self.sentence} {heard}."
-        return Picture(_png(self.fig), alt, round(WIDTH * DPI), self.title, self.fig)
+        finished.append(self.fig)
+        return Picture(_png(self.fig), alt, round(WIDTH * DPI), self.title)
 
 
 def _balanced(sentence: str, room: float) -> list[str]:

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -57,14 +57,13 @@ def png(fig: Figure) -> bytes:
 class Picture:
     """A drawn figure with its alternative text.
 
-    `text` is what a test compares, where the alternative text holds measured figures; `fig` what was drawn.
+    `text` is what a test compares, where the alternative text holds measured figures.
     """
 
     data: bytes
     alt: str
     width: int
     text: str = ""
-    fig: Figure | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, fig: Figure, alt: str) -> "Picture":

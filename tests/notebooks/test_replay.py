@@ -36,17 +36,22 @@ for explorer in [thing for thing in gc.get_objects() if issubclass(type(thing), 
             start = time.thread_time()
             control.value = value
             drawn.append([name, repr(value), time.thread_time() - start, repr(explorer.error or "")])
-print(json.dumps(drawn))
+
+from perflab.show.canvas import collisions, finished
+
+figures = [wrong for figure in finished if (wrong := collisions(figure))]
+print(json.dumps([drawn, figures]))
 """
 
 
-def test_a_replay_gives_the_committed_bytes_and_explorers_draw_at_every_end(notebook, tmp_path, note):
+def test_a_replay_gives_the_committed_bytes_no_text_of_a_figure_collides_and_explorers_draw(notebook, tmp_path, note):
     nb = add_cell(read(notebook), SWEEP)
     run(nb, notebook, replay_env(tmp_path))
-    drawn = json.loads(nb.cells.pop().outputs[-1].text)
+    drawn, collisions = json.loads(nb.cells.pop().outputs[-1].text)
     again = normalise(nb)
     names = [cell_name(again, index) for index in differing(read(notebook), again)]
     assert as_text(again) == notebook.read_text("utf-8"), f"this replay differs in {names}; run `make notebooks`"
+    assert collisions == []
     assert not [(name, value, error) for name, value, _, error in drawn if error != "''"]
     slowest = max((seconds for _, _, seconds, _ in drawn), default=0)
     note(f"{notebook.stem}: explorers redrawn {len(drawn)} times, slowest {slowest:.2f} s")
