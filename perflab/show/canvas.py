@@ -185,14 +185,28 @@ def _key_rows(key: Mapping[str, str], room: float) -> list[list[str]]:
 
 def _png(fig: Figure) -> bytes:
     """The same bytes for the same content. A palette of 128 colours makes them a third."""
-    raw, file = io.BytesIO(), io.BytesIO()
+    raw = io.BytesIO()
     fig.savefig(raw, format="raw", dpi=SHARP * DPI)
     across = round(WIDTH * DPI * SHARP)
-    image = Image.frombytes("RGBA", (across, len(raw.getvalue()) // (4 * across)), raw.getvalue()).convert("RGB")
+    size = across, len(raw.getvalue()) // (4 * across)
+    return _compressed(Image.frombytes("RGBA", size, raw.getvalue()).convert("RGB"))
+
+
+def _compressed(image: Image.Image) -> bytes:
+    file = io.BytesIO()
     image = image.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     image.putpalette([255 if part > 251 else part for part in image.getpalette()])  # white, not nearly white
     image.save(file, "PNG", compress_level=4)
     return file.getvalue()
+
+
+def below_one_another(pictures: Sequence[Picture], text: str) -> Picture:
+    """Finished figures as one; `text` is what a test compares."""
+    images = [Image.open(io.BytesIO(picture.data)).convert("RGB") for picture in pictures]
+    whole = Image.new("RGB", (images[0].width, sum(image.height for image in images)), "white")
+    for k, image in enumerate(images):
+        whole.paste(image, (0, sum(above.height for above in images[:k])))
+    return Picture(_compressed(whole), " ".join(picture.alt for picture in pictures), pictures[0].width, text)
 
 
 # -- scales and texts

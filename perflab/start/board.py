@@ -14,7 +14,7 @@ from perflab.bench.settings import budget
 from perflab.bench.study import vary
 from perflab.bench.units import digits
 from perflab.errors import PerflabError
-from perflab.show.canvas import times
+from perflab.show.canvas import below_one_another, times
 from perflab.show.forms import Rung, Value, ladder
 from perflab.show.style import RECORDED
 from perflab.show.table import Answer, table
@@ -247,12 +247,10 @@ class Scoreboard:
         limit, share = one.limit(name).mid, one.busy(name).mid
         return Rung(name, value, digits(rate.mid), limit, times(in_all), share, gained)
 
-    def _ipython_display_(self):
-        from IPython.display import display
-
-        display({"text/plain": repr(self)}, raw=True)
-        for source in self.boards:
-            display(self.picture(source))
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        if not self.boards:
+            return {"text/plain": repr(self)}
+        return below_one_another([self.picture(source) for source in self.boards], repr(self))._repr_mimebundle_()
 
     def picture(self, source: str):
         """The ladder of one machine."""
