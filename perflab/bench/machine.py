@@ -213,6 +213,11 @@ def slug() -> str:
     return "-".join(re.findall(r"[a-z0-9]+", name.lower())) or "unknown"
 
 
+def processor(facts: dict) -> str:
+    """What a result was computed on, from its facts: the first GPU's name, without one the CPU's."""
+    return (facts.get("gpus") or [facts.get("cpu", "unknown")])[0]
+
+
 def named(facts: dict) -> str:
     """One phrase for the machine of a result: "NVIDIA H200 (driver ...), 16 cores, torch 2.11.0"."""
     board = facts["cpu"]

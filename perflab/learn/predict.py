@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from dataclasses import dataclass
 
 import ipywidgets as widgets
 
@@ -13,7 +12,7 @@ from perflab.errors import PerflabError
 from perflab.show.canvas import times
 from perflab.show.forms import Value, reveal
 from perflab.show.style import Picture
-from perflab.show.table import Answer
+from perflab.show.table import InsteadOfFigure
 
 
 def predict(question: str, low: float, high: float, unit: str = "") -> "Prediction":
@@ -62,7 +61,7 @@ class Prediction:
         self.slider.disabled = self.lock.disabled = True
         self.lock.description = "Locked"
 
-    def reveal(self, measured: Estimate, bound: float | None = None) -> "Picture | Unguessed":
+    def reveal(self, measured: Estimate, bound: float | None = None) -> "Picture | InsteadOfFigure":
         """The guess, the bound and the measurement on one axis; without a locked guess, one line of text.
 
         A locked guess is kept with the truth, once, for `calibration()`.
@@ -71,7 +70,7 @@ class Prediction:
         limits = f", at most {digits(bound)} by the bound" if bound is not None and math.isfinite(bound) else ""
         if self.guess is None or measured.why:
             answer = f"{measured}, {where}{limits}. No guess was locked."
-            return Unguessed(self.question, measured.why or answer)
+            return InsteadOfFigure(f"Reveal: {self.question}", f"{self.question} {measured.why or answer}")
         known = math.isfinite(measured.lo + measured.hi)  # a centre without an interval is no truth
         if known and measured.source == "here" and not any(record.entries("reveals", self.question)):
             record.append("reveals", self.question, {"guess": self.guess, "truth": measured.mid})
@@ -92,20 +91,6 @@ class Prediction:
     def _repr_mimebundle_(self, include=None, exclude=None):
         view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
         return {"application/vnd.jupyter.widget-view+json": view, "text/plain": repr(self)}
-
-
-@dataclass(frozen=True)
-class Unguessed(Answer):
-    """What stands in place of the figure where no guess was locked."""
-
-    question: str
-    sentence: str
-
-    def __repr__(self):
-        return f"Reveal: {self.question}"
-
-    def __str__(self):
-        return f"{self.question} {self.sentence}"
 
 
 def _distance(guess: float, measured: Estimate) -> str:

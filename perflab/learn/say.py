@@ -4,7 +4,7 @@ import html
 import re
 from collections.abc import Callable
 
-from perflab.bench import record
+from perflab.bench import machine, record
 from perflab.bench.result import Result
 
 # A number with its unit, or one that stands alone; not the digits inside a name such as C1-1 or 1080p.
@@ -43,6 +43,5 @@ def _known(result: Result) -> list[Result]:
 
 
 def _of_machine(result: Result, sentence: str) -> str:
-    facts = result.machine
-    board = (facts.get("gpus") or [facts.get("cpu")])[0]
-    return f"{'This machine' if result.source == 'here' else board}: {sentence}"
+    where = "This machine" if result.source == "here" else machine.processor(result.machine)
+    return f"{where}: {sentence}"

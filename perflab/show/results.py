@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from perflab.bench import record
+from perflab.bench import machine, record
 from perflab.bench.estimate import Estimate
 from perflab.bench.result import Result, label
 from perflab.bench.units import quantity, step_of
@@ -12,25 +11,12 @@ from perflab.bench.units import quantity, step_of
 from .canvas import BASE, LIMIT, LINES, OTHER, SUBJECT, times
 from .forms import Line, Row, Value, comparison, curve
 from .style import Picture
-from .table import Answer
+from .table import InsteadOfFigure
 
 
-@dataclass(frozen=True)
-class Undrawn(Answer):
-    """What stands in place of a figure where nothing was measured: its title, and why."""
-
-    title: str
-    why: str
-
-    def __repr__(self):
-        return f"Figure: {self.title}"
-
-    def __str__(self):
-        return f"{self.title}: not measured here ({self.why})."
-
-
-def _undrawn(result: Result, title: str) -> Undrawn:
-    return Undrawn(title, "; ".join(dict.fromkeys(result.reasons.values())) or result.stopped)
+def _undrawn(result: Result, title: str) -> InsteadOfFigure:
+    why = "; ".join(dict.fromkeys(result.reasons.values())) or result.stopped
+    return InsteadOfFigure(f"Figure: {title}", f"{title}: not measured here ({why}).")
 
 
 def compared(
@@ -42,7 +28,7 @@ def compared(
     names: Mapping[object, str] | None = None,
     base: object = None,
     whole: float = 0.0,
-) -> Picture | Undrawn:
+) -> Picture | InsteadOfFigure:
     """The values of a result as bars, each metric with the unit of its name.
 
     metric: its main one by default; several, each with its words, make a group of bars for each value.
@@ -86,7 +72,7 @@ def along(
     log_y: bool = False,
     x_text: Callable[[float], str] | None = None,
     marks: Sequence[tuple[float, str]] = (),
-) -> Picture | Undrawn:
+) -> Picture | InsteadOfFigure:
     """A metric over values that are numbers. lines: models and bounds by name, as functions of the value, dashed."""
     if not result.measured:
         return _undrawn(result, title)
@@ -97,7 +83,7 @@ def along(
     drawn = []
     for one in shown:
         points = [(float(v), _value(one[metric].of(v), factor)) for v in one.measured if metric in one.metrics]
-        name = "this machine" if one.source == "here" else _machine(one)
+        name = "this machine" if one.source == "here" else machine.processor(one.machine)
         drawn.append(Line(name, points, SUBJECT if one is result else OTHER))
     for name, formula in (lines or {}).items():
         drawn.append(Line(name, [(x, Value(formula(x) / factor)) for x in xs], LIMIT, limit=True))
@@ -119,22 +105,17 @@ def _value(e: Estimate, factor: float = 1.0) -> Value:
     return Value(e.mid / factor, e.lo / factor, e.hi / factor)
 
 
-def _machine(result: Result) -> str:
-    facts = result.machine
-    return (facts.get("gpus") or [facts.get("cpu", result.source)])[0]
-
-
 def _note(result: Result, other: Result | None) -> str:
     """Where the figures are from, and what thin lines are."""
-    where = "This machine" if result.source == "here" else f"{_machine(result)}, recorded"
-    beside = f"; grey: {_machine(other)}, recorded" if other is not None else ""
+    where = "This machine" if result.source == "here" else f"{machine.processor(result.machine)}, recorded"
+    beside = f"; grey: {machine.processor(other.machine)}, recorded" if other is not None else ""
     return f"{where}{beside}. Thin lines: 95 % intervals." if not result.observed else f"{where}{beside}."
 
 
 # -- the figure that a Result shows by itself
 
 
-def drawn(result: Result) -> Picture | Undrawn | None:
+def drawn(result: Result) -> Picture | InsteadOfFigure | None:
     """The main metric of a result over its values, in words made from their names; None where a table says as much."""
     known = next((r for r in (result, *record.beside(result)) if r.measured), None)
     metrics = known.drawn if known else []
@@ -145,7 +126,7 @@ def drawn(result: Result) -> Picture | Undrawn | None:
     means = {value: known[metrics[0]].of(value).mid for value in known.measured}
     means = {value: x for value, x in means.items() if math.isfinite(x)}
     if not means:
-        return Undrawn(title, "no figure came out")
+        return _undrawn(result, title)
     low, high = min(means, key=means.get), max(means, key=means.get)
     unit = known[metrics[0]].unit
     sentence = f"From {quantity(means[low], unit)} ({low}) to {quantity(means[high], unit)} ({high})."

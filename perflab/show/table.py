@@ -41,6 +41,20 @@ class Answer:
         return {"text/plain": repr(self), "text/html": self.html()}
 
 
+@dataclass(frozen=True)
+class InsteadOfFigure(Answer):
+    """A sentence where a figure would stand; `name` is its stable text."""
+
+    name: str
+    sentence: str
+
+    def __repr__(self):
+        return self.name
+
+    def __str__(self):
+        return self.sentence
+
+
 class Html(str):
     """Text that is html already; every other cell of a table is escaped."""
 

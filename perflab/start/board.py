@@ -256,8 +256,7 @@ class Scoreboard:
         """The ladder of one machine."""
         rungs, last = self.rungs(source), self.boards[source][-1]
         left = rungs[-1].limit / rungs[-1].value.mid
-        machine = last.result.machine
-        name = "this machine" if source == "here" else (machine["gpus"] or [machine["cpu"]])[0]
+        name = "this machine" if source == "here" else machine.processor(last.result.machine)
         sentence = (
             f"{rungs[-1].gain} the rate of the loop as written; without loading the model would run {times(left)}."
         )

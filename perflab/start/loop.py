@@ -7,8 +7,8 @@ not inherit a notebook's classes import them from here.
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from perflab import paths
-from perflab.bench import cleanup, machine
+from perflab.bench import machine
 from perflab.errors import PerflabError
 
 # -- as notebook 00 shows it
@@ -147,7 +147,7 @@ def ahead(batches: Iterator) -> Iterator:
 
 @dataclass(frozen=True)
 class Size:
-    """The loop's size here: photos of `side` pixels, the transformer, a batch, the photos, the workers at the start."""
+    """The loop's size on this machine: photos of `side` pixels, the transformer, a batch, how many photos."""
 
     side: int
     width: int
@@ -155,12 +155,11 @@ class Size:
     heads: int
     batch: int
     photos: int
-    workers: int
 
 
-GPU = Size(side=224, width=384, depth=12, heads=6, batch=64, photos=512, workers=2)  # ViT-S/16
+GPU = Size(side=224, width=384, depth=12, heads=6, batch=64, photos=512)  # ViT-S/16
 SMALL_GPU = replace(GPU, batch=16)
-CPU = Size(side=96, width=64, depth=2, heads=2, batch=8, photos=64, workers=0)
+CPU = Size(side=96, width=64, depth=2, heads=2, batch=8, photos=64)
 SMALL_BYTES = 15 * 2**30
 EPOCH_BATCHES = 100
 
@@ -184,18 +183,6 @@ def photo_paths() -> list[Path]:
     return list(itertools.islice(itertools.cycle(files), EPOCH_BATCHES * size().batch))
 
 
-@contextlib.contextmanager
-def settled(loader: DataLoader, step: Callable) -> Iterator:
-    """An epoch's batches past those that the workers had ready at its start, which `step` trains on first."""
-    batches = iter(loader)
-    try:
-        for _ in range(ready_at_start(loader)):
-            step(next(batches))
-        yield batches
-    finally:
-        cleanup.close(batches)
-
-
 def ready_at_start(loader: DataLoader) -> int:
     """Batches that are there, or on their way, before a loop asks for the first."""
     return loader.num_workers * (1 + (loader.prefetch_factor or 0))
@@ -214,7 +201,7 @@ class Loop:
     4
     """
 
-    workers: int = field(default_factory=lambda: size().workers)  # 01
+    workers: int = 0  # 01
     decode: str = "full"  # 01: "full", "draft" (the same files, decoded smaller) or "stored" (decoded beforehand)
     uint8: bool = False  # 02: the workers hand over bytes, the device normalises
     kept: bool = False  # 02: workers live on after an epoch
