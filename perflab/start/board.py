@@ -257,9 +257,9 @@ class Scoreboard:
         rungs, last = self.rungs(source), self.boards[source][-1]
         left = rungs[-1].limit / rungs[-1].value.mid
         name = "this machine" if source == "here" else machine.processor(last.result.machine)
-        sentence = (
-            f"{rungs[-1].gain} the rate of the loop as written; without loading the model would run {times(left)}."
-        )
+        sentence = f"Without any loading the model alone would run {times(left)} as fast."
+        if len(rungs) > 1:
+            sentence = f"The loop runs {rungs[-1].gain} as fast as it was written. {sentence}"
         return ladder(
             f"The loop so far: images/s on {name}",
             sentence,
